@@ -1,0 +1,93 @@
+//! The sealed value: one string in a text column. This is the only description of the format; `tests/vectors/` holds
+//! values of every kind.
+//!
+//! ```text
+//! sealed  := "hw1:" kid ":" base64(header) "." base64(payload)
+//! kid     := 16 lower-case hex digits: the master key's id
+//! payload := ciphertext ‖ 16-byte tag
+//! header  := JSON object without blanks, keys in this order (algorithm names of RFC 7518):
+//!   alg     "A256KW" | "A256GCMKW"     how the DEK is wrapped ("RSA-OAEP-256" is reserved)
+//!   enc     "A256GCM"
+//!   dek     base64 of the wrapped DEK: A256KW 72 bytes, A256GCMKW 48 bytes (ciphertext ‖ tag)
+//!   dek_iv  base64, 12 bytes; A256GCMKW only, else absent
+//!   iv      base64, 12 bytes: the value's nonce
+//!   sum     base64, 32 bytes: the checksum
+//!   also    absent, or 1 to 4 of {"kid","alg","dek","dek_iv"?}: the same DEK wrapped to further keys
+//! ```
+//!
+//! There is one canonical form: standard base64, padded (RFC 4648 §4); a header that does not serialise back to the
+//! same bytes, has an unknown key, or is longer than 8 KiB is malformed. What stands before the first dot is the
+//! [`Front`]: a re-wrap replaces it and never needs the payload.
+
+mod encoding;
+mod front;
+mod marker;
+
+pub use front::{Front, LONGEST_HEADER};
+pub use marker::Marker;
+
+use crate::aead::TAG;
+use crate::provider::Alg;
+
+/// A sealed value, taken apart: its front, and its payload still as text.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Envelope<'a> {
+    /// What stands before the first dot.
+    pub front: Front,
+    payload: &'a str,
+}
+
+impl<'a> Envelope<'a> {
+    /// Takes a stored text apart. The payload is decoded only by [`Envelope::payload`].
+    ///
+    /// # Errors
+    /// [`Malformed`](Error::Malformed) or [`Unsupported`](Error::Unsupported).
+    pub fn parse(stored: &'a str) -> Result<Self, Error> {
+        let (front, payload) = stored.split_once('.').ok_or(Error::Malformed("no dot"))?;
+        Ok(Self { front: front.parse()?, payload })
+    }
+
+    /// Ciphertext ‖ tag. Never shorter than 17 bytes: an empty value is stored as an empty text.
+    ///
+    /// # Errors
+    /// [`Malformed`](Error::Malformed) if it is no canonical base64, or too short.
+    pub fn payload(&self) -> Result<Vec<u8>, Error> {
+        let payload = encoding::decode(self.payload).ok_or(Error::Malformed("payload is not canonical base64"))?;
+        if payload.len() <= TAG {
+            return Err(Error::Malformed("payload is too short"));
+        }
+        Ok(payload)
+    }
+}
+
+/// Writes a sealed value: the front, a dot, the payload.
+pub fn write(front: &Front, payload: &[u8]) -> String {
+    let mut sealed = String::with_capacity(FRONT_AT_MOST + encoding::length(payload.len()));
+    front.write(&mut sealed);
+    sealed.push('.');
+    encoding::append(payload, &mut sealed);
+    sealed
+}
+
+/// The length in bytes of a sealed value of `value` bytes, wrapped by `alg` and to no further keys: exact.
+pub fn sealed_length(alg: Alg, value: usize) -> u64 {
+    let front = match alg {
+        Alg::A256Kw => 309,
+        Alg::A256GcmKw => 305,
+    };
+    front + 1 + encoding::length(value + TAG) as u64
+}
+
+/// Why a stored text is no value of this format.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// It carries the marker and is damaged, or not in canonical form.
+    #[error("malformed envelope: {0}")]
+    Malformed(&'static str),
+    /// A version or algorithm this version of hardwrap does not know.
+    #[error("unsupported {0}")]
+    Unsupported(&'static str),
+}
+
+/// Room for a front without further keys.
+const FRONT_AT_MOST: usize = 310;

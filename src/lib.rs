@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+pub mod aead;
+pub mod codec;
+pub mod column;
+pub mod envelope;
+pub mod provider;
+pub mod secret;
+
+#[cfg(test)]
+extern crate self as hardwrap;
+#[cfg(test)]
+#[path = "../tests/support/memory_keys.rs"]
+pub(crate) mod memory_keys;
