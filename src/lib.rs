@@ -4,8 +4,10 @@ pub mod aead;
 pub mod codec;
 pub mod column;
 pub mod envelope;
+pub mod hsm;
 pub mod provider;
 pub mod secret;
+pub mod store;
 
 #[cfg(test)]
 extern crate self as hardwrap;

@@ -1,0 +1,32 @@
+//! The right wing: master keys in a PKCS#11 token. Knows sessions, keys and return values, and nothing of envelopes or
+//! databases.
+//!
+//! [`Keyring`] is the doorway: it implements [`KeyProvider`](crate::provider::KeyProvider) over the keys with one
+//! label on one token. The token is named by a [`TokenUri`] (RFC 7512); the PIN comes from a [`PinSource`].
+
+mod custody;
+mod error;
+mod keyring;
+mod keyset;
+mod module;
+mod pin;
+mod pool;
+mod raw;
+mod record;
+mod route;
+mod token;
+mod uri;
+mod uses;
+
+pub use custody::{Probe, Verdict};
+pub use error::{Ckr, Error};
+pub use keyring::{KeyReport, Keyring, Made, Report, Settings};
+pub use keyset::Stranger;
+pub use pin::{PinError, PinSource};
+pub use record::{KeyFact, State};
+pub use route::{Choice, Route};
+pub use token::TokenInfo;
+pub use uri::{TokenUri, UriError};
+
+#[cfg(test)]
+mod tests;

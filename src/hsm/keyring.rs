@@ -1,0 +1,413 @@
+//! A keyring: the master keys with one label on one token, as one process uses them.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use cryptoki::error::RvError;
+use cryptoki::mechanism::Mechanism;
+use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
+use jiff::Timestamp;
+
+use super::error::Recovery;
+use super::keyset::{Found, Seen, making};
+use super::module::lock;
+use super::pool::{Lease, Pool};
+use super::record::{self, Canary};
+use super::route::Access;
+use super::uses::Uses;
+use super::{
+    Choice, Ckr, Error, KeyFact, PinSource, Probe, Route, State, Stranger, TokenInfo, TokenUri, custody,
+};
+use crate::provider::{Aad, Alg, KeyId, KeyProvider, MasterKey, ProviderError, WrappedDek, random};
+use crate::secret::Dek;
+
+/// Which keyring on which token, and how to reach it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The token.
+    pub uri: TokenUri,
+    /// Where the PIN comes from; `None` for tokens with a keypad of their own, or without a PIN.
+    pub pin_source: Option<PinSource>,
+    /// The label of the keys.
+    pub keyring: String,
+    /// What the module wants in `pReserved` of `C_Initialize` (NSS).
+    pub module_arguments: Option<String>,
+    /// How many sessions to open at most. One is enough.
+    pub sessions: usize,
+}
+
+impl Settings {
+    /// The keyring `hardwrap` on the token of `uri`, with the PIN source the URI names, in up to eight sessions.
+    pub fn new(uri: TokenUri) -> Self {
+        let pin_source = uri.pin_source.clone();
+        Self { uri, pin_source, keyring: "hardwrap".to_owned(), module_arguments: None, sessions: 8 }
+    }
+}
+
+/// The master keys with one label on one token. Connects when it is first used, and again when it has to.
+pub struct Keyring {
+    pool: Pool,
+    uses: Uses,
+    missed: Mutex<Missed>,
+}
+
+/// Which ids the keyring was read for in this second and did not hold.
+#[derive(Default)]
+struct Missed {
+    since: Option<Instant>,
+    absent: BTreeSet<KeyId>,
+}
+
+/// What [`Keyring::init`] did.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Made {
+    /// It made this key.
+    Key(KeyId, Route),
+    /// It finished what a crash had left: this key was recorded and not yet relabelled.
+    Finished(KeyId, Route),
+    /// This key was there, active and working.
+    Nothing(KeyId, Route),
+}
+
+/// What stands on the token, for people and programs.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The token.
+    pub token: TokenInfo,
+    /// The keys the record names, oldest first.
+    pub keys: Vec<KeyReport>,
+    /// Objects with our label that do not count.
+    pub strangers: Vec<Stranger>,
+    /// Ids, in hex, of keys that a crash left in the making, and whether the record names them.
+    pub leftovers: Vec<(String, bool)>,
+    /// Identities of the databases that use this keyring.
+    pub databases: Vec<String>,
+}
+
+/// One key of a [`Report`].
+#[derive(Clone, Debug)]
+pub struct KeyReport {
+    /// What the record says.
+    pub fact: KeyFact,
+    /// Whether the key was found on the token, with the right attributes, and its canary unwrapped.
+    pub works: bool,
+    /// Whether new values are sealed under it.
+    pub current: bool,
+    /// How many wraps are reserved, where the algorithm counts them.
+    pub reserved: Option<u64>,
+}
+
+impl Keyring {
+    /// Loads the module. The token is not asked before the first use.
+    ///
+    /// # Errors
+    /// [`Error::Load`].
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        Ok(Self { pool: Pool::new(settings)?, uses: Uses::default(), missed: Mutex::default() })
+    }
+
+    /// Connects now, if that is not done: finds token and keys, and checks attributes and canaries.
+    ///
+    /// # Errors
+    /// Whatever keeps the keyring from working.
+    pub fn connect(&self) -> Result<(), Error> {
+        self.pool.with(|_| Ok(()))
+    }
+
+    /// What stands on the token now.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn report(&self) -> Result<Report, Error> {
+        self.pool.refresh()?;
+        self.pool.with(|lease| {
+            let keys = lease.keys();
+            let current = keys.current().map(|key| key.id);
+            let report = |fact: &KeyFact| KeyReport {
+                fact: fact.clone(),
+                works: keys.get(fact.kid).is_some_and(|found| !found.doubled),
+                current: current == Some(fact.kid),
+                reserved: (fact.route.alg() == Alg::A256GcmKw).then(|| keys.record.reserved(fact.kid)),
+            };
+            Ok(Report {
+                token: lease.token().clone(),
+                keys: keys.record.keys.values().map(report).collect(),
+                strangers: keys.strangers.clone(),
+                leftovers: keys.leftovers.iter().map(|left| (hex::encode(&left.id), left.recorded.is_some())).collect(),
+                databases: keys.record.databases.keys().cloned().collect(),
+            })
+        })
+    }
+
+    /// Makes sure that the keyring has an active key: finishes one that a crash left, or makes one by the first route
+    /// of `choice` that works here. Run again, it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoDataObjects`], [`Error::NoRoute`], [`Error::Untrusted`], and whatever keeps the token from answering.
+    pub fn init(&self, choice: Choice) -> Result<Made, Error> {
+        self.pool.refresh()?;
+        if let Some(made) = self.pool.with(|lease| Ok(active(lease).map(|(kid, route)| Made::Nothing(kid, route))))? {
+            return Ok(made);
+        }
+        let finished = self.pool.once(finish_recorded)?;
+        let made = match finished {
+            Some((kid, route)) => Made::Finished(kid, route),
+            None => {
+                let keyring = &self.pool.settings().keyring;
+                let (kid, route) = self.pool.once(|lease| make_key(lease, keyring, choice))?;
+                Made::Key(kid, route)
+            }
+        };
+        self.pool.refresh()?;
+        match self.pool.with(|lease| Ok(active(lease)))? {
+            Some(_) => Ok(made),
+            None => Err(Error::Untrusted("it was made, and is not found again under its label".to_owned())),
+        }
+    }
+
+    /// Notes in the record that the database with this identity uses the keyring.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn note_database(&self, identity: &str) -> Result<(), Error> {
+        let keyring = &self.pool.settings().keyring;
+        self.pool.once(|lease| {
+            if lease.keys().record.databases.contains_key(identity) {
+                return Ok(());
+            }
+            record::write_database(lease.access().session, keyring, identity)
+        })
+    }
+
+    /// Tries on `key` what must be refused: reading it, wrapping it out, copying it, making it extractable.
+    ///
+    /// # Errors
+    /// [`Error::JustMissed`] if there is no such key; whatever keeps the token from answering.
+    pub fn probe_custody(&self, key: KeyId) -> Result<Vec<Probe>, Error> {
+        self.pool.once(|lease| {
+            let found = lease.keys().get(key).ok_or(Error::JustMissed(key))?;
+            custody::probe(lease.access(), found.handle)
+        })
+    }
+
+    /// How many objects, of the token and of this process's sessions, the token shows.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn count_objects(&self) -> Result<usize, Error> {
+        self.pool.with(|lease| Ok(lease.access().session.find_objects(&[])?.len()))
+    }
+
+
+    /// Runs `work` with the key `kid`; where it is not known, after reading the keyring again, though not all the time.
+    fn with_key<T>(
+        &self,
+        kid: KeyId,
+        mut work: impl FnMut(&Lease, Found) -> Result<Result<T, ProviderError>, Error>,
+    ) -> Result<T, ProviderError> {
+        let mut attempt = || {
+            self.pool.with(|lease| match lease.keys().get(kid) {
+                Some(found) => work(lease, found).map(Some),
+                None => Ok(None),
+            })
+        };
+        if let Some(done) = attempt().map_err(unavailable)? {
+            return done;
+        }
+        {
+            let mut missed = lock(&self.missed);
+            if missed.since.is_none_or(|since| since.elapsed() >= FORGET_AFTER) {
+                *missed = Missed { since: Some(Instant::now()), absent: BTreeSet::new() };
+            }
+            if missed.absent.contains(&kid) {
+                return Err(ProviderError::UnknownKey(kid));
+            }
+            // Forged ids must not keep the token busy.
+            if missed.absent.len() >= READINGS_AT_MOST {
+                return Err(unavailable(Error::JustMissed(kid)));
+            }
+        }
+        self.pool.refresh().map_err(unavailable)?;
+        if let Some(done) = attempt().map_err(unavailable)? {
+            return done;
+        }
+        // A token that shows no key at all says nothing about this one.
+        if self.pool.with(|lease| Ok(lease.keys().is_empty())).map_err(unavailable)? {
+            return Err(unavailable(Error::JustMissed(kid)));
+        }
+        lock(&self.missed).absent.insert(kid);
+        Err(ProviderError::UnknownKey(kid))
+    }
+}
+
+impl KeyProvider for Keyring {
+    fn current(&self) -> Result<MasterKey, ProviderError> {
+        let current = |lease: &Lease| {
+            let current = lease.keys().current();
+            let doubled = current.and_then(|key| lease.keys().get(key.id)).is_some_and(|found| found.doubled);
+            Ok(match current {
+                Some(key) if doubled => Err(Error::TwoKeys(key.id)),
+                current => Ok(current),
+            })
+        };
+        match self.pool.with(current).map_err(unavailable)?.map_err(unavailable)? {
+            Some(key) => Ok(key),
+            // Another process may have made one since.
+            None => {
+                self.pool.refresh().map_err(unavailable)?;
+                let again = self.pool.with(current).map_err(unavailable)?.map_err(unavailable)?;
+                again.ok_or(ProviderError::NoCurrentKey)
+            }
+        }
+    }
+
+    fn wrap(&self, key: KeyId, dek: &Dek, aad: &Aad) -> Result<WrappedDek, ProviderError> {
+        let bytes = self.with_key(key, |lease, found| {
+            if found.doubled {
+                return Err(Error::TwoKeys(key));
+            }
+            if found.route.alg() == Alg::A256GcmKw {
+                self.uses.take(lease, &self.pool.settings().keyring, key)?;
+            }
+            found.route.wrap(lease.access(), found.handle, dek, aad).map(Ok)
+        })?;
+        Ok(WrappedDek { key, bytes })
+    }
+
+    fn unwrap(&self, wrapped: &WrappedDek, aad: &Aad) -> Result<Dek, ProviderError> {
+        self.with_key(wrapped.key, |lease, found| {
+            match found.route.unwrap(lease.access(), found.handle, &wrapped.bytes, aad) {
+                Err(Error::Call { ckr, .. }) if ckr.blames_the_bytes() => Ok(Err(ProviderError::Rejected)),
+                // Some tokens say CKR_GENERAL_ERROR for a tampered DEK. If the canary still unwraps, it was the row.
+                Err(error)
+                    if error.recovery() == Recovery::Judge && lease.keys().canary_sings(lease.access(), wrapped.key) =>
+                {
+                    Ok(Err(ProviderError::Rejected))
+                }
+                outcome => outcome,
+            }
+        })
+    }
+}
+
+impl std::fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keyring").field("settings", self.pool.settings()).finish_non_exhaustive()
+    }
+}
+
+fn unavailable(error: Error) -> ProviderError {
+    ProviderError::Unavailable(Box::new(error))
+}
+
+fn active(lease: &Lease) -> Option<(KeyId, Route)> {
+    let key = lease.keys().current()?;
+    Some((key.id, lease.keys().get(key.id)?.route))
+}
+
+/// Relabels a key that is recorded as active and still lies under the label of keys in the making.
+fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
+    let Access { session, module } = lease.access();
+    for left in &lease.keys().leftovers {
+        let Some(fact) = left.recorded.and_then(|kid| lease.keys().record.keys.get(&kid)) else { continue };
+        if fact.state != State::Active || Seen::read(session, left.handle)?.untrusted().is_some() {
+            continue;
+        }
+        let access = Access { session, module };
+        if fact.canary.sings(access, left.handle, fact)? {
+            let label = lease.keyring().as_bytes().to_vec();
+            session.update_attributes(left.handle, &[Attribute::Label(label)])?;
+            return Ok(Some((fact.kid, fact.route)));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes a key: generated under the label of keys in the making, checked, tried, recorded, and only then relabelled.
+/// Whatever fails before it is recorded destroys it again.
+fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Route), Error> {
+    let access = lease.access();
+    record::probe(access.session)?;
+    let mut failed = Vec::new();
+    let route = choice.routes().into_iter().find(|route| match route.works(access) {
+        Ok(()) => true,
+        Err(error) => {
+            failed.push(format!("{route}: {error}"));
+            false
+        }
+    });
+    let route = route.ok_or_else(|| Error::NoRoute(failed.join("; ")))?;
+    let generation = lease.keys().latest_generation().checked_add(1).ok_or(Error::Answer("no generation is left"))?;
+    let mut drawn = [0; 6];
+    random(&mut drawn).map_err(|_| Error::Answer("the operating system gave no random bytes"))?;
+    let kid = KeyId::new(generation, drawn);
+    let handle = generate(access, &making(keyring), kid, route)?;
+    let recorded = prove(access, handle, kid, route).and_then(|canary| {
+        let now = Timestamp::now();
+        let fact = KeyFact { kid, route, state: State::Active, made: now, activated: Some(now), canary };
+        record::write_key(access.session, keyring, &fact)
+    });
+    if let Err(error) = recorded {
+        // Not recorded, so nothing names it.
+        let _ = access.session.destroy_object(handle);
+        return Err(error);
+    }
+    access.session.update_attributes(handle, &[Attribute::Label(keyring.as_bytes().to_vec())])?;
+    Ok((kid, route))
+}
+
+/// Reads the attributes back, wraps and unwraps once, and makes the canary.
+fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> Result<Canary, Error> {
+    let seen = Seen::read(access.session, handle)?;
+    if let Some(why) = seen.untrusted() {
+        return Err(Error::Untrusted(format!("it is {why}")));
+    }
+    if seen.id != kid.as_bytes() {
+        return Err(Error::Untrusted("it has not the id it was made with".to_owned()));
+    }
+    let canary = Canary::make(access, handle, kid, route)?;
+    let now = Timestamp::now();
+    let fact = KeyFact { kid, route, state: State::Active, made: now, activated: None, canary };
+    if !fact.canary.sings(access, handle, &fact)? {
+        return Err(Error::Canary(kid));
+    }
+    Ok(fact.canary)
+}
+
+/// `C_GenerateKey`, with `CKA_ALLOWED_MECHANISMS` where the token takes it.
+fn generate(access: Access<'_>, label: &str, kid: KeyId, route: Route) -> Result<ObjectHandle, Error> {
+    let mut template = vec![
+        Attribute::Class(ObjectClass::SECRET_KEY),
+        Attribute::KeyType(KeyType::AES),
+        Attribute::ValueLen(32.into()),
+        Attribute::Token(true),
+        Attribute::Private(true),
+        Attribute::Sensitive(true),
+        Attribute::Extractable(false),
+        Attribute::Copyable(false),
+        Attribute::Label(label.as_bytes().to_vec()),
+        Attribute::Id(kid.as_bytes().to_vec()),
+    ];
+    template.extend(route.usage());
+    let without = template.clone();
+    template.push(Attribute::AllowedMechanisms(vec![route.mechanism()]));
+    match access.session.generate_key(&Mechanism::AesKeyGen, &template).map_err(Error::from) {
+        Err(Error::Call {
+            ckr:
+                Ckr(
+                    RvError::AttributeTypeInvalid
+                    | RvError::AttributeValueInvalid
+                    | RvError::TemplateInconsistent
+                    | RvError::AttributeReadOnly,
+                ),
+            ..
+        }) => Ok(access.session.generate_key(&Mechanism::AesKeyGen, &without)?),
+        other => other,
+    }
+}
+
+/// An id that is not known makes the keyring be read again: once for each id in this time, ...
+const FORGET_AFTER: Duration = Duration::from_secs(1);
+/// ... and for no more ids than this.
+const READINGS_AT_MOST: usize = 16;

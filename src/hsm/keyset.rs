@@ -1,0 +1,234 @@
+//! The keys of a keyring as one connection found them: which count, which do not, and why.
+
+use std::collections::BTreeMap;
+
+use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
+use cryptoki::session::Session;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::Error;
+use super::record::{Canary, KeyFact, Record, State};
+use super::route::{Access, Route};
+use crate::provider::{Aad, KeyId, MasterKey, random};
+use crate::secret::Dek;
+
+/// What a connection found under one keyring's label. Handles are of that connection only.
+#[derive(Debug)]
+pub(super) struct KeySet {
+    pub(super) record: Record,
+    usable: BTreeMap<KeyId, Found>,
+    pub(super) strangers: Vec<Stranger>,
+    pub(super) leftovers: Vec<Leftover>,
+}
+
+/// A key that counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) handle: ObjectHandle,
+    pub(super) route: Route,
+    pub(super) state: State,
+    /// Another key on the token has the same id: this one opens, and nothing seals.
+    pub(super) doubled: bool,
+}
+
+/// An object with the keyring's label that does not count: reported, never used.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Stranger {
+    /// Its `CKA_ID`, in hex.
+    pub id: String,
+    /// Why it does not count.
+    pub why: String,
+}
+
+/// A key that a crash left under the label of keys in the making.
+#[derive(Clone, Debug)]
+pub(super) struct Leftover {
+    pub(super) handle: ObjectHandle,
+    pub(super) id: Vec<u8>,
+    pub(super) recorded: Option<KeyId>,
+}
+
+impl KeySet {
+    /// Reads the record, finds the keys, checks their attributes and their canaries.
+    pub(super) fn load(access: Access<'_>, keyring: &str) -> Result<Self, Error> {
+        let record = Record::read(access.session, keyring)?;
+        let mut set = Self { record, usable: BTreeMap::new(), strangers: Vec::new(), leftovers: Vec::new() };
+        for handle in labelled(access.session, keyring)? {
+            set.add(access, handle)?;
+        }
+        for handle in labelled(access.session, &making(keyring))? {
+            let id = Seen::read(access.session, handle)?.id;
+            let recorded = key_id(&id).filter(|kid| set.record.keys.contains_key(kid));
+            set.leftovers.push(Leftover { handle, id, recorded });
+        }
+        Ok(set)
+    }
+
+    fn add(&mut self, access: Access<'_>, handle: ObjectHandle) -> Result<(), Error> {
+        let seen = Seen::read(access.session, handle)?;
+        let stranger = |why: &str| Stranger { id: hex::encode(&seen.id), why: why.to_owned() };
+        if let Some(why) = seen.untrusted() {
+            self.strangers.push(stranger(&format!("it is {why}")));
+            return Ok(());
+        }
+        let Some(fact) = key_id(&seen.id).and_then(|kid| self.record.keys.get(&kid)) else {
+            self.strangers.push(stranger("the keyring record does not name it"));
+            return Ok(());
+        };
+        let kid = fact.kid;
+        // A retired key may not unwrap; its canary is asked again when it is brought back.
+        if fact.state < State::Retired && !fact.canary.sings(access, handle, fact)? {
+            self.strangers.push(stranger("its canary did not unwrap to what the record says"));
+            // The good twin may have been found before: two keys with one id all the same.
+            if let Some(found) = self.usable.get_mut(&kid) {
+                found.doubled = true;
+            }
+            return Ok(());
+        }
+        let doubled = self.usable.contains_key(&kid) || self.strangers.iter().any(|other| other.id == kid.to_string());
+        self.usable.insert(kid, Found { handle, route: fact.route, state: fact.state, doubled });
+        Ok(())
+    }
+
+    /// Whether no key counts.
+    pub(super) fn is_empty(&self) -> bool {
+        self.usable.is_empty()
+    }
+
+    /// The key of this id, if it counts.
+    pub(super) fn get(&self, kid: KeyId) -> Option<Found> {
+        self.usable.get(&kid).copied()
+    }
+
+    /// The key that seals: of the active ones the one made last.
+    pub(super) fn current(&self) -> Option<MasterKey> {
+        let active = |(kid, found): (&KeyId, &Found)| {
+            (found.state == State::Active).then_some(MasterKey { id: *kid, alg: found.route.alg() })
+        };
+        self.usable.iter().filter_map(active).next_back()
+    }
+
+    /// Whether the canary of `kid` still unwraps in this session: if so, the token works and the key is there.
+    pub(super) fn canary_sings(&self, access: Access<'_>, kid: KeyId) -> bool {
+        match (self.usable.get(&kid), self.record.keys.get(&kid)) {
+            (Some(found), Some(fact)) => fact.canary.sings(access, found.handle, fact).unwrap_or(false),
+            _ => false,
+        }
+    }
+
+    /// The highest generation of any key there is or was.
+    pub(super) fn latest_generation(&self) -> u16 {
+        let left = self.leftovers.iter().filter_map(|left| key_id(&left.id));
+        let strange = self.strangers.iter().filter_map(|stranger| stranger.id.parse().ok());
+        self.record.keys.keys().copied().chain(left).chain(strange).map(KeyId::generation).max().unwrap_or(0)
+    }
+}
+
+impl Canary {
+    /// Wraps a random block under a new key.
+    pub(super) fn make(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> Result<Self, Error> {
+        let block = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer("no random bytes")))?;
+        let wrapped = route.wrap(access, handle, &block, &canary_aad(kid))?;
+        Ok(Self { wrapped, digest: Sha256::digest(block.expose()).into() })
+    }
+
+    /// Whether it unwraps to the block it was made of. An answer about the bytes, or an ambiguous one, is a no; what
+    /// only says that the session is gone is the token's error.
+    pub(super) fn sings(&self, access: Access<'_>, handle: ObjectHandle, fact: &KeyFact) -> Result<bool, Error> {
+        use super::error::Recovery;
+        match fact.route.unwrap(access, handle, &self.wrapped, &canary_aad(fact.kid)) {
+            Ok(Ok(block)) => Ok(Sha256::digest(block.expose()).as_slice().ct_eq(&self.digest).into()),
+            Ok(Err(_)) => Ok(false),
+            Err(error) => match error.recovery() {
+                Recovery::GiveUp | Recovery::Judge => Ok(false),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+/// A context that no column can have.
+fn canary_aad(kid: KeyId) -> Aad {
+    Aad::new([b"hw1-canary\0".as_slice(), kid.as_bytes()].concat())
+}
+
+/// All secret keys with this label, whoever made them.
+fn labelled(session: &Session, label: &str) -> Result<Vec<ObjectHandle>, Error> {
+    let template = [
+        Attribute::Class(ObjectClass::SECRET_KEY),
+        Attribute::Token(true),
+        Attribute::Label(label.as_bytes().to_vec()),
+    ];
+    Ok(session.find_objects(&template)?)
+}
+
+/// The label of keys in the making: nobody looks for keys there.
+pub(super) fn making(keyring: &str) -> String {
+    format!("{keyring}.new")
+}
+
+fn key_id(bytes: &[u8]) -> Option<KeyId> {
+    <[u8; 8]>::try_from(bytes).ok().map(KeyId::from)
+}
+
+/// The attributes by which a key counts, as the token gives them.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) id: Vec<u8>,
+    aes: bool,
+    length: Option<u64>,
+    private: bool,
+    sensitive: bool,
+    always_sensitive: bool,
+    never_extractable: bool,
+    local: bool,
+    extractable: Option<bool>,
+}
+
+impl Seen {
+    pub(super) fn read(session: &Session, handle: ObjectHandle) -> Result<Self, Error> {
+        let wanted = [
+            AttributeType::Id,
+            AttributeType::KeyType,
+            AttributeType::ValueLen,
+            AttributeType::Private,
+            AttributeType::Sensitive,
+            AttributeType::AlwaysSensitive,
+            AttributeType::NeverExtractable,
+            AttributeType::Local,
+            AttributeType::Extractable,
+        ];
+        let mut seen = Self::default();
+        for attribute in session.get_attributes(handle, &wanted)? {
+            match attribute {
+                Attribute::Id(id) => seen.id = id,
+                Attribute::KeyType(kind) => seen.aes = kind == KeyType::AES,
+                Attribute::ValueLen(length) => seen.length = Some(*length),
+                Attribute::Private(is) => seen.private = is,
+                Attribute::Sensitive(is) => seen.sensitive = is,
+                Attribute::AlwaysSensitive(is) => seen.always_sensitive = is,
+                Attribute::NeverExtractable(is) => seen.never_extractable = is,
+                Attribute::Local(is) => seen.local = is,
+                Attribute::Extractable(is) => seen.extractable = Some(is),
+                _ => {}
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Why a key with these attributes cannot be a master key.
+    pub(super) fn untrusted(&self) -> Option<&'static str> {
+        let checks = [
+            (self.private, "public (CKA_PRIVATE is false): anyone who reaches the token can plant one"),
+            (self.aes, "no AES key"),
+            (self.length.is_none_or(|length| length == 32), "no 256-bit key"),
+            (self.sensitive, "not sensitive (CKA_SENSITIVE is false)"),
+            (self.always_sensitive, "not always sensitive (CKA_ALWAYS_SENSITIVE is false)"),
+            (self.extractable == Some(false), "extractable (CKA_EXTRACTABLE is not false)"),
+            (self.never_extractable, "not never extractable (CKA_NEVER_EXTRACTABLE is false)"),
+            (self.local, "not made on the token (CKA_LOCAL is false)"),
+        ];
+        checks.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)
+    }
+}

@@ -1,0 +1,380 @@
+//! Sessions on one token: opened once, lent by closure, and recovered in one place.
+//!
+//! [`Pool::with`] is the only way to a session and the only caller of `recovery`. What it runs may run twice, so
+//! making and destroying keys goes through [`Pool::once`]. No other retry exists.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use cryptoki::error::RvError;
+use cryptoki::session::{Session, SessionState, UserType};
+use cryptoki::slot::Slot;
+use cryptoki::types::AuthPin;
+
+use super::error::Recovery;
+use super::keyset::KeySet;
+use super::module::{Module, lock};
+use super::route::Access;
+use super::token::{self, TokenInfo};
+use super::{Ckr, Error, PinError, Settings};
+
+/// The sessions of one process on one token.
+pub(super) struct Pool {
+    settings: Settings,
+    module: &'static Module,
+    state: Mutex<Connecting>,
+}
+
+/// What connecting knows. Whoever holds the lock is the only one who connects.
+#[derive(Default)]
+struct Connecting {
+    connection: Option<Arc<Connection>>,
+    generation: u64,
+    failed: Option<(Instant, Arc<Error>)>,
+    reloaded: Option<Instant>,
+}
+
+/// One generation: sessions of one initialisation of the module, and the handles found in it. Nothing of it is used
+/// in another generation.
+pub(super) struct Connection {
+    module: &'static Module,
+    generation: u64,
+    epoch: u64,
+    slot: Slot,
+    keyring: String,
+    token: TokenInfo,
+    keys: KeySet,
+    sessions: Mutex<Sessions>,
+    returned: Condvar,
+}
+
+/// Sessions are never closed for idling: the one that stays is the anchor, without which a token logs everybody out.
+struct Sessions {
+    idle: Vec<Session>,
+    open: usize,
+    limit: usize,
+}
+
+/// A session on loan. While it lives, nobody re-initialises the module.
+pub(super) struct Lease {
+    session: Option<Session>,
+    spoilt: bool,
+    // Before the connection: the last lease of a dead connection drops that too, and it enters the module by itself.
+    // Entering twice would wait for ever once somebody waits to re-initialise.
+    _inside: RwLockReadGuard<'static, ()>,
+    connection: Arc<Connection>,
+}
+
+impl Lease {
+    pub(super) fn access(&self) -> Access<'_> {
+        let session = self.session.as_ref().expect("a lease holds its session until it drops");
+        Access { module: self.connection.module, session }
+    }
+
+    pub(super) fn keys(&self) -> &KeySet {
+        &self.connection.keys
+    }
+
+    pub(super) fn token(&self) -> &TokenInfo {
+        &self.connection.token
+    }
+
+    pub(super) fn keyring(&self) -> &str {
+        &self.connection.keyring
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.connection.give_back(session, self.spoilt);
+        }
+    }
+}
+
+impl Pool {
+    /// A pool that connects when it is first used.
+    pub(super) fn new(settings: Settings) -> Result<Self, Error> {
+        let module = Module::load(&settings.uri.module, settings.module_arguments.as_deref())?;
+        Ok(Self { settings, module, state: Mutex::default() })
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Lends a session to `work`, and once more after a recovery where the error says that one may help.
+    pub(super) fn with<T>(&self, mut work: impl FnMut(&Lease) -> Result<T, Error>) -> Result<T, Error> {
+        let (error, generation) = match self.attempt(&mut work) {
+            Ok(done) => return Ok(done),
+            Err(failed) => failed,
+        };
+        match error.recovery() {
+            Recovery::GiveUp | Recovery::Wait => return Err(error),
+            step => self.recover(step, generation)?,
+        }
+        self.attempt(&mut work).map_err(|(error, _)| error)
+    }
+
+    /// Lends a session to `work`, which runs at most once.
+    pub(super) fn once<T>(&self, work: impl FnOnce(&Lease) -> Result<T, Error>) -> Result<T, Error> {
+        // A recovery now, by something that may run twice: the work then meets a live connection.
+        self.with(|lease| Ok(lease.access().session.get_session_info().map(|_| ())?))?;
+        self.attempt(work).map_err(|(error, _)| error)
+    }
+
+    /// Finds everything again, in a new generation.
+    pub(super) fn refresh(&self) -> Result<(), Error> {
+        let generation = lock(&self.state).generation;
+        self.recover(Recovery::Refind, generation)
+    }
+
+    fn attempt<T>(&self, work: impl FnOnce(&Lease) -> Result<T, Error>) -> Result<T, (Error, u64)> {
+        let mut lease = self.lease()?;
+        let outcome = work(&lease);
+        // A session that failed in the middle of something is not used again.
+        lease.spoilt = outcome.is_err();
+        outcome.map_err(|error| (error, lease.connection.generation))
+    }
+
+    fn lease(&self) -> Result<Lease, (Error, u64)> {
+        for _ in 0..TRIES {
+            let current = {
+                let state = lock(&self.state);
+                state.connection.clone().ok_or(state.generation)
+            };
+            match current {
+                Err(generation) => self.recover(Recovery::Reopen, generation).map_err(|error| (error, generation))?,
+                Ok(connection) if self.module.is_bloated() => {
+                    let generation = connection.generation;
+                    drop(connection);
+                    self.recover(Recovery::Reload, generation).map_err(|error| (error, generation))?;
+                }
+                Ok(connection) => {
+                    let generation = connection.generation;
+                    let inside = self.module.enter().map_err(|error| (error, generation))?;
+                    if connection.epoch == self.module.epoch() {
+                        let session = connection.take().map_err(|error| (error, generation))?;
+                        return Ok(Lease { connection, session: Some(session), spoilt: false, _inside: inside });
+                    }
+                    drop(inside);
+                    self.recover(Recovery::Reopen, generation).map_err(|error| (error, generation))?;
+                }
+            }
+        }
+        Err((Error::Answer("the module is re-initialised again and again"), 0))
+    }
+
+    /// Connects anew, once for all who saw `generation` fail, and not more than once a second while it fails.
+    fn recover(&self, step: Recovery, generation: u64) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        if state.generation != generation && state.connection.is_some() {
+            return Ok(());
+        }
+        if let Some((when, why)) = &state.failed
+            && when.elapsed() < RETRY_AFTER
+        {
+            return Err(Error::Down(Arc::clone(why)));
+        }
+        let dead = state.connection.take();
+        let had_keys = dead.as_ref().is_some_and(|dead| !dead.keys.is_empty());
+        let epoch = dead.as_ref().map_or_else(|| self.module.epoch(), |dead| dead.epoch);
+        // Its idle sessions are closed before the module may be finalised under them.
+        drop(dead);
+        let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || state.failed.is_some();
+        let mut outcome = Err(Error::HostOwned);
+        for _ in 0..2 {
+            if reload {
+                // A bloated module is reloaded whenever it asks; a broken one not more than once a second.
+                let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER);
+                if !too_soon || self.module.is_bloated() {
+                    state.reloaded = Some(Instant::now());
+                    match self.module.reload(epoch) {
+                        Ok(()) | Err(Error::HostOwned) => {}
+                        Err(error) => {
+                            outcome = Err(error);
+                            break;
+                        }
+                    }
+                }
+            }
+            outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
+            match &outcome {
+                Ok(found) if had_keys && found.keys.is_empty() && !reload => reload = true,
+                Err(error) if error.may_be_absence() && !reload && epoch == self.module.epoch() && epoch > 0 => {
+                    reload = true;
+                }
+                _ => break,
+            }
+        }
+        match outcome {
+            Ok(connection) => {
+                state.generation += 1;
+                state.connection = Some(Arc::new(connection));
+                state.failed = None;
+                Ok(())
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                state.failed = Some((Instant::now(), Arc::clone(&error)));
+                Err(Error::Connecting(error))
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn establish(module: &'static Module, settings: &Settings, generation: u64) -> Result<Self, Error> {
+        let _inside = module.enter()?;
+        let epoch = module.epoch();
+        let (slot, token) = token::find(module, &settings.uri)?;
+        let session = open(module, slot)?;
+        let keys = login(module, &session, slot, &token, settings)
+            .and_then(|()| KeySet::load(Access { module, session: &session }, &settings.keyring));
+        let keys = match keys {
+            Ok(keys) => keys,
+            Err(error) => {
+                let _ = session.close();
+                return Err(error);
+            }
+        };
+        let sessions = Sessions { idle: vec![session], open: 1, limit: settings.sessions.max(1) };
+        Ok(Self {
+            module,
+            generation,
+            epoch,
+            slot,
+            keyring: settings.keyring.clone(),
+            token,
+            keys,
+            sessions: Mutex::new(sessions),
+            returned: Condvar::new(),
+        })
+    }
+
+    /// An idle session, a new one, or, at the token's limit, the next that comes back.
+    fn take(&self) -> Result<Session, Error> {
+        let mut sessions = lock(&self.sessions);
+        loop {
+            if let Some(session) = sessions.idle.pop() {
+                return Ok(session);
+            }
+            if sessions.open < sessions.limit {
+                match open(self.module, self.slot) {
+                    Ok(session) => {
+                        sessions.open += 1;
+                        return Ok(session);
+                    }
+                    // CloudHSM says CKR_ARGUMENTS_BAD.
+                    Err(Error::Call { ckr: Ckr(RvError::SessionCount | RvError::ArgumentsBad), .. })
+                        if sessions.open > 0 =>
+                    {
+                        sessions.limit = sessions.open;
+                    }
+                    Err(error) => return Err(error),
+                }
+            } else {
+                sessions = self.returned.wait(sessions).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn give_back(&self, session: Session, spoilt: bool) {
+        let mut sessions = lock(&self.sessions);
+        if spoilt {
+            // Closing the last session would log the process out: open its successor first, where the token lets us.
+            if sessions.open == 1
+                && let Ok(successor) = open(self.module, self.slot)
+            {
+                sessions.idle.push(successor);
+            } else {
+                sessions.open -= 1;
+            }
+            let _ = session.close();
+        } else {
+            sessions.idle.push(session);
+        }
+        drop(sessions);
+        self.returned.notify_one();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // After a re-initialisation these handles may name somebody else's sessions.
+        if let Ok(_inside) = self.module.enter()
+            && self.module.epoch() == self.epoch
+        {
+            for session in lock(&self.sessions).idle.drain(..) {
+                let _ = session.close();
+            }
+        }
+    }
+}
+
+/// A session that can make objects, or one that cannot where the token is write-protected. cryptoki must not close it
+/// by itself: by then its handle may be another's.
+fn open(module: &Module, slot: Slot) -> Result<Session, Error> {
+    match module.pkcs11().open_rw_session_no_drop(slot).map_err(Error::from) {
+        Err(Error::Call { ckr: Ckr(RvError::TokenWriteProtected), .. }) => {
+            Ok(module.pkcs11().open_ro_session_no_drop(slot)?)
+        }
+        other => other,
+    }
+}
+
+/// Logs the process in, unless it is. One at a time for each token in the process.
+fn login(
+    module: &'static Module,
+    session: &Session,
+    slot: Slot,
+    token: &TokenInfo,
+    settings: &Settings,
+) -> Result<(), Error> {
+    if !token.login_required() {
+        return Ok(());
+    }
+    let mut guard = lock(module.pin_guard(&token.serial));
+    if matches!(session.get_session_info()?.session_state(), SessionState::RwUser | SessionState::RoUser) {
+        return Ok(());
+    }
+    let before = TokenInfo::read(module, slot)?;
+    let answer = if settings.pin_source.is_none() && before.protected_authentication_path() {
+        session.login(UserType::User, None)
+    } else {
+        let pin = guard.pin(settings.pin_source.as_ref(), &before)?;
+        session.login(UserType::User, Some(&AuthPin::new(pin.expose().into())))
+    };
+    match answer.map_err(Error::from) {
+        Ok(()) | Err(Error::Call { ckr: Ckr(RvError::UserAlreadyLoggedIn), .. }) => {
+            guard.accept();
+            Ok(())
+        }
+        Err(Error::Call { function, ckr }) => {
+            let not_about_the_pin = match ckr.recovery() {
+                Recovery::Reopen | Recovery::Reload => true,
+                // Some tokens answer CKR_GENERAL_ERROR to a wrong PIN, others when they are broken. A PIN that was
+                // accepted before, and flags that did not move, speak for the second.
+                Recovery::Judge => {
+                    let after = TokenInfo::read(module, slot)?;
+                    guard.was_accepted()
+                        && !after.user_pin_count_low()
+                        && !after.user_pin_final_try()
+                        && !after.user_pin_locked()
+                }
+                _ => false,
+            };
+            if not_about_the_pin {
+                return Err(Error::Call { function, ckr });
+            }
+            guard.refuse(ckr);
+            Err(PinError::Refused(ckr).into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// While a token is out of reach it is tried once in this time, and everybody else is told at once.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How often a lease may find that the module was re-initialised in between.
+const TRIES: usize = 8;

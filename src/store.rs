@@ -1,0 +1,34 @@
+//! Databases: the registered columns and their schema, reading and counting sealed values, sealing in place, and the
+//! agent runs of the preset `nr-llm`. Everything that speaks SQL stands here; this build speaks SQLite's.
+//!
+//! A [`Db`] is one database. What a caller may do about a failure is the variant of [`Error`]; above all, a key out
+//! of reach is [`codec::Error::Unavailable`](crate::codec::Error::Unavailable) and a database out of reach
+//! [`Error::Unavailable`], never a value that is not there.
+
+mod agent_run;
+mod counts;
+mod db;
+mod discovery;
+mod error;
+mod facts;
+mod in_place;
+mod key;
+mod schema;
+mod sql;
+mod stored;
+mod url;
+
+pub use agent_run::{
+    AgentRuns, Answer, InvalidRun, Lease, NewRun, Outcome, Persister, Purged, Retention, Run, RunId, Settled, StaleRun,
+    Status, Taken, Totals, Waiting, Work, Worker,
+};
+pub use counts::Counts;
+pub use db::Db;
+pub use discovery::Found;
+pub use error::Error;
+pub use facts::{ColumnFact, ColumnFacts, KeyFact, RowFact, TableFact, declared_capacity};
+pub use in_place::SealedInPlace;
+pub use key::{Key, OddKey};
+pub use schema::{Applied, Identity, KeySeen, schema_sql};
+pub use stored::{BadRow, Stored, StoredText};
+pub use url::{BadUrl, DatabaseUrl};

@@ -1,0 +1,127 @@
+//! Retention: old runs go, with their events, and never under a worker's hands.
+
+use diesel::prelude::*;
+use diesel::sql_types::BigInt;
+
+use super::guard::status_in;
+use super::{AgentRuns, Status};
+use crate::store::Error;
+use crate::store::sql::{self, Query};
+
+/// After how many days runs are deleted, counted from when they were made. 0 means no window of its own: such runs
+/// are kept. It never means now.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Retention {
+    /// Days for runs that have ended.
+    pub finished: u32,
+    /// Days for runs that have not: queued, running, waiting.
+    pub unfinished: u32,
+}
+
+/// What was deleted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Purged {
+    /// Runs that had ended.
+    pub finished: u64,
+    /// Runs that had not.
+    pub unfinished: u64,
+    /// Events of both.
+    pub events: u64,
+}
+
+impl AgentRuns {
+    /// Deletes the runs that are older than their window, 500 to a transaction, their events first. A run whose
+    /// lease has not ended is never deleted, nor one that has changed sides since it was found: the DELETE looks again.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; the transactions done until then stay done.
+    pub fn purge(&self, retention: Retention, now: i64) -> Result<Purged, Error> {
+        let (finished, events_of_finished) = self.purge_side(Side::Finished, retention.finished, now)?;
+        let (unfinished, events_of_unfinished) = self.purge_side(Side::Unfinished, retention.unfinished, now)?;
+        Ok(Purged { finished, unfinished, events: events_of_finished + events_of_unfinished })
+    }
+
+    fn purge_side(&self, side: Side, days: u32, now: i64) -> Result<(u64, u64), Error> {
+        let (mut runs, mut events) = (0, 0);
+        if days == 0 {
+            return Ok((runs, events));
+        }
+        let before = now.saturating_sub(i64::from(days) * DAY);
+        let mut after = i64::MIN;
+        loop {
+            let chunk = self.db.write(|connection| chunk(connection, side, before, now, after))?;
+            let Some(chunk) = chunk else { return Ok((runs, events)) };
+            runs += chunk.runs as u64;
+            events += chunk.events as u64;
+            after = chunk.last;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Finished,
+    Unfinished,
+}
+
+struct Chunk {
+    runs: usize,
+    events: usize,
+    last: i64,
+}
+
+#[derive(QueryableByName)]
+struct Uid {
+    #[diesel(sql_type = BigInt)]
+    uid: i64,
+}
+
+fn chunk(
+    connection: &mut SqliteConnection,
+    side: Side,
+    before: i64,
+    now: i64,
+    after: i64,
+) -> Result<Option<Chunk>, Error> {
+    let runs = sql::table("tx_nrllm_agentrun");
+    let uids: Vec<Uid> = Query::new(format!("SELECT t.uid AS uid FROM {runs} WHERE t.uid > "))
+        .integer(after)
+        .sql(" AND ")
+        .append(due(side, before, now))
+        .sql(" ORDER BY t.uid LIMIT ")
+        .integer(CHUNK)
+        .load(connection)?;
+    let Some(Uid { uid: last }) = uids.last() else { return Ok(None) };
+    let again = || {
+        let listed = uids.iter().enumerate().fold(Query::new("t.uid IN ("), |query, (index, row)| {
+            if index > 0 { query.sql(", ").integer(row.uid) } else { query.integer(row.uid) }
+        });
+        listed.sql(") AND ").append(due(side, before, now))
+    };
+    let events =
+        Query::new(format!("DELETE FROM main.tx_nrllm_agentrun_event WHERE run IN (SELECT t.uid FROM {runs} WHERE "))
+            .append(again())
+            .sql(")")
+            .execute(connection)?;
+    let runs = Query::new(format!("DELETE FROM {runs} WHERE ")).append(again()).execute(connection)?;
+    Ok(Some(Chunk { runs, events, last: *last }))
+}
+
+/// A run of this side, made before the cutoff, that no worker holds. A status that this version does not know counts
+/// as unfinished.
+fn due<'a>(side: Side, before: i64, now: i64) -> Query<'a> {
+    let side = match side {
+        Side::Finished => status_in(&Status::FINISHED),
+        Side::Unfinished => Query::new("NOT ").append(status_in(&Status::FINISHED)),
+    };
+    side.sql(" AND t.crdate < ")
+        .integer(before)
+        .sql(" AND NOT (t.status = ")
+        .text(Status::Running.name())
+        .sql(" AND t.lease_expires > ")
+        .integer(now)
+        .sql(")")
+}
+
+const CHUNK: i64 = 500;
+const DAY: i64 = 86_400;

@@ -1,0 +1,91 @@
+//! How many values of a column are what: counted by the database, by the same rules as [`Marker::of`].
+//!
+//! [`Marker::of`]: crate::envelope::Marker::of
+
+use std::collections::BTreeMap;
+
+use diesel::prelude::*;
+use diesel::sql_types::{BigInt, Text};
+
+use super::sql::{self, Query};
+use super::{Db, Error};
+use crate::column::Column;
+use crate::provider::KeyId;
+
+impl Db {
+    /// Counts every row of a column by what its value is, in one statement.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
+    pub fn count(&self, column: &Column) -> Result<Counts, Error> {
+        let sql = format!(
+            "SELECT {} AS kind, COUNT(*) AS total, SUM({} IS NULL) AS keyless FROM {} GROUP BY 1 ORDER BY 1",
+            sql::kind_of(&sql::of_t(column.name())),
+            sql::of_t(column.key()),
+            sql::from(column)
+        );
+        let rows: Vec<KindCount> = self.read_with(|connection| Query::new(sql.as_str()).load(connection))?;
+        let mut counts = Counts { sql, ..Counts::default() };
+        for row in rows {
+            let total = row.total.unsigned_abs();
+            counts.total += total;
+            counts.keyless += row.keyless.unsigned_abs();
+            match row.kind.as_str() {
+                "null" => counts.null = total,
+                "empty" => counts.empty = total,
+                "damaged" => counts.damaged = total,
+                "foreign" => counts.foreign = total,
+                "other_version" => counts.other_version = total,
+                kid => match kid.parse() {
+                    Ok(kid) => {
+                        counts.sealed.insert(kid, total);
+                    }
+                    Err(_) => counts.cleartext = total,
+                },
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// What the values of one column are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Counts {
+    /// All rows.
+    pub total: u64,
+    /// Rows without a value.
+    pub null: u64,
+    /// Rows whose value is `''`.
+    pub empty: u64,
+    /// Values with our marker and a well-formed key id, by key.
+    pub sealed: BTreeMap<KeyId, u64>,
+    /// Values with our marker whose key id is not well-formed.
+    pub damaged: u64,
+    /// Values with a marker of the ancestor.
+    pub foreign: u64,
+    /// Values with a marker `hwN:` of another version.
+    pub other_version: u64,
+    /// Values without a marker.
+    pub cleartext: u64,
+    /// Rows whose key is NULL, counted above as well: no walk reaches them.
+    pub keyless: u64,
+    /// The statement that repeats this count.
+    pub sql: String,
+}
+
+impl Counts {
+    /// All values with our marker and a well-formed key id.
+    pub fn sealed_total(&self) -> u64 {
+        self.sealed.values().sum()
+    }
+}
+
+#[derive(QueryableByName)]
+struct KindCount {
+    #[diesel(sql_type = Text)]
+    kind: String,
+    #[diesel(sql_type = BigInt)]
+    total: i64,
+    #[diesel(sql_type = BigInt)]
+    keyless: i64,
+}

@@ -1,0 +1,66 @@
+//! Discovery: envelopes of ours, wherever they stand, registered or not.
+
+use diesel::prelude::*;
+use diesel::sql_types::{BigInt, Text};
+
+use super::sql::{self, Query};
+use super::{Db, Error};
+
+impl Db {
+    /// Looks for well-formed fronts of ours, `hw1:` and a key id, in every column of every table but SQLite's own and
+    /// `hardwrap_*`, whatever the column is declared as. Columns without any are left out.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn find_envelopes(&self) -> Result<Vec<Found>, Error> {
+        self.read_with(|connection| {
+            let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
+            let mut found = Vec::new();
+            for AnyColumn { table, name } in columns {
+                let count: Vec<Total> = Query::new(format!(
+                    "SELECT COUNT(*) AS total FROM main.{} AS t WHERE {}",
+                    sql::quote(&table),
+                    sql::names_a_key(&sql::of_t(&name))
+                ))
+                .load(connection)?;
+                let count = count.iter().map(|row| row.total.unsigned_abs()).sum();
+                if count > 0 {
+                    found.push(Found { table, column: name, count });
+                }
+            }
+            Ok(found)
+        })
+    }
+}
+
+/// A column in which envelopes stand.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Found {
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub column: String,
+    /// How many envelopes.
+    pub count: u64,
+}
+
+#[derive(QueryableByName)]
+struct AnyColumn {
+    #[diesel(sql_type = Text)]
+    table: String,
+    #[diesel(sql_type = Text)]
+    name: String,
+}
+
+#[derive(QueryableByName)]
+struct Total {
+    #[diesel(sql_type = BigInt)]
+    total: i64,
+}
+
+/// Shadow tables are where virtual ones keep their rows; views and virtual tables show what stands elsewhere.
+const EVERY_COLUMN: &str = "SELECT l.name AS \"table\", c.name AS name \
+    FROM pragma_table_list AS l JOIN pragma_table_xinfo(l.name, 'main') AS c \
+    WHERE l.schema = 'main' AND l.type IN ('table', 'shadow') AND c.hidden <> 1 \
+    AND lower(l.name) NOT GLOB 'sqlite_*' AND lower(l.name) NOT GLOB 'hardwrap_*' \
+    ORDER BY l.name, c.cid";

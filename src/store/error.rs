@@ -1,0 +1,179 @@
+//! What can go wrong with a database, by what a caller can do about it.
+
+use std::error::Error as StdError;
+use std::path::PathBuf;
+
+use diesel::result::{DatabaseErrorKind, Error as Diesel};
+
+use super::stored::BadRow;
+use crate::codec;
+use crate::column::{Misplaced, Unknown};
+
+/// Why the store did not do what was asked. No variant shows a value, a key or a password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such database file.
+    #[error("no database {0}: run `hardwrap init`")]
+    NoDatabase(PathBuf),
+
+    /// Our tables are not there.
+    #[error("the database has no tables of hardwrap: run `hardwrap init`")]
+    NotInitialised,
+
+    /// Our tables are older than this program.
+    #[error("the tables of hardwrap are of version {found}, and this hardwrap wants {wanted}: run `hardwrap init`")]
+    Outdated {
+        /// The version found.
+        found: i64,
+        /// The version this program knows.
+        wanted: i64,
+    },
+
+    /// Our tables are newer than this program.
+    #[error("the tables of hardwrap are of version {found}, and this hardwrap knows {known}: use a newer hardwrap")]
+    NewerTables {
+        /// The version found.
+        found: i64,
+        /// The version this program knows.
+        known: i64,
+    },
+
+    /// The database asks for a newer program.
+    #[error("the database wants hardwrap {oldest} or newer, and this is {this}")]
+    NewerNeeded {
+        /// The oldest hardwrap that may use the database.
+        oldest: String,
+        /// This program's version.
+        this: &'static str,
+    },
+
+    /// The database is locked, or its file cannot be reached; try again. Nothing is known about what was asked.
+    #[error("the database is unavailable")]
+    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
+
+    /// The write-ahead log could not be emptied, because another connection uses it; try again.
+    #[error("the write-ahead log is in use by another connection and was not truncated")]
+    WalInUse,
+
+    /// The file is no SQLite database.
+    #[error("{0} is not a SQLite database")]
+    NotADatabase(PathBuf),
+
+    /// The database does not work the way values need it to.
+    #[error("the database cannot be used: {0}")]
+    Unfit(&'static str),
+
+    /// A table is missing.
+    #[error("no table {0}")]
+    NoTable(String),
+
+    /// Something that is no ordinary table stands where a table should.
+    #[error("{table} is a {kind}, not a table")]
+    NotATable {
+        /// Its name.
+        table: String,
+        /// What it is.
+        kind: &'static str,
+    },
+
+    /// A column is missing.
+    #[error("no column {0}")]
+    NoColumn(String),
+
+    /// A column computes its value: nothing can be stored there.
+    #[error("column {0} is generated: nothing can be stored there")]
+    Generated(String),
+
+    /// The row column cannot be bound to: its type has no one text.
+    #[error("row column {column} is declared {declared:?}: values are bound to integers and texts only")]
+    NotBindable {
+        /// `TABLE.COLUMN` of the row column.
+        column: String,
+        /// Its declared type.
+        declared: String,
+    },
+
+    /// The key does not tell rows apart; nothing was changed.
+    #[error("{0} is not unique: more than one row has the same key")]
+    KeyNotUnique(String),
+
+    /// The row column of one row holds nothing that a value can be bound to.
+    #[error(transparent)]
+    BadRow(#[from] BadRow),
+
+    /// One stored value is not UTF-8.
+    #[error("the stored value is not UTF-8 text")]
+    NotText,
+
+    /// One value could not be sealed or opened.
+    #[error(transparent)]
+    Codec(#[from] codec::Error),
+
+    /// A value was given a row it does not need, or none where it needs one.
+    #[error(transparent)]
+    Misplaced(#[from] Misplaced),
+
+    /// A column of agent runs is not in the register.
+    #[error(transparent)]
+    Unregistered(#[from] Unknown),
+
+    /// A column of agent runs is registered, but not bound to `uuid`.
+    #[error("column {0} is not bound to the row column uuid")]
+    NotBoundToUuid(String),
+
+    /// What should be sealed is not JSON; nothing was sealed.
+    #[error("not JSON: line {line}, column {column}")]
+    NotJson {
+        /// Line of the first fault, from 1.
+        line: usize,
+        /// Column of the first fault, from 1.
+        column: usize,
+    },
+
+    /// A run with this uuid is there already.
+    #[error("there is a run {0} already")]
+    RunExists(String),
+
+    /// A run has a status that this version does not know.
+    #[error("run {0} has a status that this hardwrap does not know")]
+    UnknownStatus(String),
+
+    /// The database refused for another reason; the source says why.
+    #[error("the database refused")]
+    Refused(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+impl From<Diesel> for Error {
+    fn from(error: Diesel) -> Self {
+        let Diesel::DatabaseError(DatabaseErrorKind::Unknown, information) = &error else {
+            return Self::Refused(Box::new(error));
+        };
+        let message = information.message();
+        // diesel gives no code for these, so SQLite's fixed texts have to do (sqlite3ErrStr and sqlite3LocateTable).
+        if let Some(table) = message.strip_prefix("no such table: ") {
+            return Self::NoTable(table.strip_prefix("main.").unwrap_or(table).to_owned());
+        }
+        if let Some(column) = message.strip_prefix("no such column: ") {
+            return Self::NoColumn(column.strip_prefix("t.").unwrap_or(column).to_owned());
+        }
+        if OUT_OF_REACH.iter().any(|text| message.contains(text)) {
+            return Self::Unavailable(Box::new(error));
+        }
+        Self::Refused(Box::new(error))
+    }
+}
+
+impl From<diesel::ConnectionError> for Error {
+    fn from(error: diesel::ConnectionError) -> Self {
+        Self::Unavailable(Box::new(error))
+    }
+}
+
+const OUT_OF_REACH: [&str; 5] = [
+    "is locked", // SQLITE_BUSY, SQLITE_LOCKED
+    "unable to open database file",
+    "disk I/O error",
+    "database or disk is full",
+    "locking protocol",
+];

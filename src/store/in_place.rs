@@ -1,0 +1,52 @@
+//! Sealing cleartext where it stands.
+
+use super::sql::{self, Query};
+use super::{Db, Error, Key};
+use crate::codec::Codec;
+use crate::column::Column;
+use crate::envelope::Marker;
+
+impl Db {
+    /// Seals the value of one row in place if it is cleartext. No lock is held while the key is asked: the row is
+    /// written only if its whole value, and what it is bound to, are still what was read.
+    ///
+    /// # Errors
+    /// [`Error::Codec`], [`Error::NotText`], [`Error::BadRow`], [`Error::KeyNotUnique`], [`Error::Unavailable`]; in
+    /// each case nothing was changed.
+    pub fn seal_cleartext(&self, codec: &Codec, column: &Column, key: &Key) -> Result<SealedInPlace, Error> {
+        let Some(stored) = self.read_key(column, key)? else { return Ok(SealedInPlace::Nothing) };
+        let Some(old) = &stored.value else { return Ok(SealedInPlace::Nothing) };
+        if old.bytes().is_empty() || old.marker()? != Marker::None {
+            return Ok(SealedInPlace::Nothing);
+        }
+        let row = stored.row?;
+        let sealed = codec.seal(&column.at(row.as_ref())?, old.bytes())?;
+
+        let value = sql::of_t(column.name());
+        let update = Query::new(format!("UPDATE {} SET {} = ", sql::from(column), sql::quote(column.name())))
+            .text(&sealed)
+            .sql(&format!(" WHERE {} = ", sql::of_t(column.key())));
+        let mut update =
+            key.bind(update).sql(&format!(" AND {}{}", sql::as_bytes(&value), sql::SAME)).bytes(old.bytes());
+        if let (Some(name), Some(row)) = (column.row(), &row) {
+            update = update.sql(&format!(" AND CAST({} AS TEXT) = ", sql::of_t(name))).text(row.as_str());
+        }
+        self.write(|connection| match update.execute(connection)? {
+            0 => Ok(SealedInPlace::Changed),
+            1 => Ok(SealedInPlace::Sealed),
+            // An error rolls the transaction back.
+            _ => Err(Error::KeyNotUnique(format!("{}.{}", column.table(), column.key()))),
+        })
+    }
+}
+
+/// What became of one row.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SealedInPlace {
+    /// Its value was cleartext and is sealed now.
+    Sealed,
+    /// There was nothing to seal: no such row, no value, an empty one, or one with a marker.
+    Nothing,
+    /// A concurrent writer changed the row, which was left as that writer made it: look again.
+    Changed,
+}

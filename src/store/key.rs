@@ -1,0 +1,120 @@
+//! What a row is found by.
+
+use std::fmt;
+
+use diesel::prelude::*;
+use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text};
+
+use super::sql::Query;
+
+/// The value of a row's key column.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Key {
+    /// An integer.
+    Integer(i64),
+    /// A text.
+    Text(String),
+    /// Anything else that a key column can hold, kept so that no row is missed.
+    Odd(OddKey),
+}
+
+/// A key that is neither an integer nor UTF-8 text.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct OddKey(Kind);
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+enum Kind {
+    Null,
+    /// The bits of the number: it is compared by the database only.
+    Real(u64),
+    Bytes(Vec<u8>),
+    NotUtf8(Vec<u8>),
+}
+
+impl Key {
+    /// Binds the key as it is stored, so that comparisons are those of the key column.
+    pub(super) fn bind<'a>(&'a self, query: Query<'a>) -> Query<'a> {
+        match self {
+            Self::Integer(value) => query.integer(*value),
+            Self::Text(value) => query.text(value),
+            Self::Odd(OddKey(Kind::Null)) => query.optional_bytes(None),
+            Self::Odd(OddKey(Kind::Real(bits))) => query.real(f64::from_bits(*bits)),
+            Self::Odd(OddKey(Kind::Bytes(value))) => query.bytes(value),
+            Self::Odd(OddKey(Kind::NotUtf8(value))) => query.raw_text(value),
+        }
+    }
+}
+
+impl From<i64> for Key {
+    fn from(value: i64) -> Self {
+        Self::Integer(value)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(value: &str) -> Self {
+        Self::Text(value.to_owned())
+    }
+}
+
+/// The number or text itself; bytes as `x'0a1b'`.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Integer(value) => value.fmt(f),
+            Self::Text(value) => value.fmt(f),
+            Self::Odd(OddKey(Kind::Null)) => f.write_str("NULL"),
+            Self::Odd(OddKey(Kind::Real(bits))) => f64::from_bits(*bits).fmt(f),
+            Self::Odd(OddKey(Kind::Bytes(bytes) | Kind::NotUtf8(bytes))) => {
+                f.write_str("x'")?;
+                bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                f.write_str("'")
+            }
+        }
+    }
+}
+
+/// A key as [`KeyParts::select`] reads it.
+#[derive(QueryableByName)]
+pub(super) struct KeyParts {
+    #[diesel(sql_type = Text)]
+    key_kind: String,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    key_integer: Option<i64>,
+    #[diesel(sql_type = Nullable<Double>)]
+    key_real: Option<f64>,
+    #[diesel(sql_type = Nullable<Binary>)]
+    key_bytes: Option<Vec<u8>>,
+}
+
+impl KeyParts {
+    /// Reads a key whatever it is stored as: a number is never made a text on the way, which could round it.
+    pub(super) fn select(key: &str) -> String {
+        format!(
+            "typeof({key}) AS key_kind, \
+             CASE WHEN typeof({key}) = 'integer' THEN {key} END AS key_integer, \
+             CASE WHEN typeof({key}) = 'real' THEN {key} END AS key_real, \
+             CASE WHEN typeof({key}) IN ('text', 'blob') THEN CAST({key} AS BLOB) END AS key_bytes"
+        )
+    }
+}
+
+impl From<KeyParts> for Key {
+    fn from(parts: KeyParts) -> Self {
+        match parts {
+            KeyParts { key_integer: Some(value), .. } => Self::Integer(value),
+            KeyParts { key_real: Some(value), .. } => Self::Odd(OddKey(Kind::Real(value.to_bits()))),
+            KeyParts { key_kind, key_bytes: Some(bytes), .. } if key_kind == "text" => match String::from_utf8(bytes) {
+                Ok(text) => Self::Text(text),
+                Err(error) => Self::Odd(OddKey(Kind::NotUtf8(error.into_bytes()))),
+            },
+            KeyParts { key_bytes: Some(bytes), .. } => Self::Odd(OddKey(Kind::Bytes(bytes))),
+            // An empty BLOB may come as NULL; a key that is NULL finds no row.
+            KeyParts { key_kind, .. } => match key_kind.as_str() {
+                "text" => Self::Text(String::new()),
+                "blob" => Self::Odd(OddKey(Kind::Bytes(Vec::new()))),
+                _ => Self::Odd(OddKey(Kind::Null)),
+            },
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The SQL that differs between databases, in one place: names, placeholders, and SQLite's ways to say things.
+
+use diesel::deserialize::FromSqlRow;
+use diesel::prelude::*;
+use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
+use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text, Untyped};
+use diesel::sqlite::Sqlite;
+
+use super::Error;
+use crate::column::Column;
+use crate::envelope::Marker;
+
+/// A statement and what is bound to its places, put together from left to right.
+pub(super) struct Query<'a> {
+    text: String,
+    binds: Vec<Bind<'a>>,
+}
+
+enum Bind<'a> {
+    Integer(i64),
+    Real(f64),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+    Null,
+}
+
+impl<'a> Query<'a> {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), binds: Vec::new() }
+    }
+
+    pub(super) fn sql(mut self, text: &str) -> Self {
+        self.text.push_str(text);
+        self
+    }
+
+    pub(super) fn integer(self, value: i64) -> Self {
+        self.bind(Bind::Integer(value))
+    }
+
+    pub(super) fn real(self, value: f64) -> Self {
+        self.bind(Bind::Real(value))
+    }
+
+    pub(super) fn text(self, value: &'a str) -> Self {
+        self.bind(Bind::Text(value))
+    }
+
+    pub(super) fn bytes(self, value: &'a [u8]) -> Self {
+        self.bind(Bind::Bytes(value))
+    }
+
+    pub(super) fn optional_bytes(self, value: Option<&'a [u8]>) -> Self {
+        self.bind(value.map_or(Bind::Null, Bind::Bytes))
+    }
+
+    /// Binds the bytes of a text that is not UTF-8. SQLite then compares it with a column as it would any text.
+    pub(super) fn raw_text(self, value: &'a [u8]) -> Self {
+        let mut query = self.sql("CAST(").bytes(value);
+        query.text.push_str(" AS TEXT)");
+        query
+    }
+
+    /// Appends another statement's text and binds.
+    pub(super) fn append(mut self, other: Query<'a>) -> Self {
+        self.text.push_str(&other.text);
+        self.binds.extend(other.binds);
+        self
+    }
+
+    pub(super) fn execute(self, connection: &mut SqliteConnection) -> Result<usize, Error> {
+        Ok(self.bound().execute(connection)?)
+    }
+
+    pub(super) fn load<T>(self, connection: &mut SqliteConnection) -> Result<Vec<T>, Error>
+    where
+        T: FromSqlRow<Untyped, Sqlite> + 'static,
+    {
+        Ok(self.bound().load(connection)?)
+    }
+
+    fn bind(mut self, bind: Bind<'a>) -> Self {
+        self.text.push('?');
+        self.binds.push(bind);
+        self
+    }
+
+    fn bound(self) -> BoxedSqlQuery<'a, Sqlite, SqlQuery> {
+        let query = diesel::sql_query(self.text).into_boxed::<Sqlite>();
+        self.binds.into_iter().fold(query, |query, bind| match bind {
+            Bind::Integer(value) => query.bind::<BigInt, _>(value),
+            Bind::Real(value) => query.bind::<Double, _>(value),
+            Bind::Text(value) => query.bind::<Text, _>(value),
+            Bind::Bytes(value) => query.bind::<Binary, _>(value),
+            Bind::Null => query.bind::<Nullable<Binary>, _>(None::<&[u8]>),
+        })
+    }
+}
+
+/// An identifier, quoted: the only place where names become SQL.
+pub(super) fn quote(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// A column of the table called `t`. Always with the table's name before it: SQLite takes a quoted name alone that is
+/// no column for a string.
+pub(super) fn of_t(name: &str) -> String {
+    format!("t.{}", quote(name))
+}
+
+/// A table of the register, quoted and called `t`. `main.` is SQLite's one schema here; other dots belong to the name.
+pub(super) fn table(name: &str) -> String {
+    format!("main.{} AS t", quote(bare(name)))
+}
+
+/// The name of a table without its schema.
+pub(super) fn bare(table: &str) -> &str {
+    table.strip_prefix("main.").unwrap_or(table)
+}
+
+/// The table of a registered column, called `t`.
+pub(super) fn from(column: &Column) -> String {
+    table(column.table())
+}
+
+/// The bytes of a stored text, whatever it is stored as.
+pub(super) fn as_bytes(expression: &str) -> String {
+    format!("CAST({expression} AS BLOB)")
+}
+
+/// The condition that a stored text is one of ours with a well-formed key id.
+pub(super) fn names_a_key(expression: &str) -> String {
+    format!("CAST({expression} AS TEXT) GLOB '{}{}:*'", Marker::HW1, "[0-9a-f]".repeat(16))
+}
+
+/// What [`Marker::of`] says of a stored text, and the key id of well-formed ones, as SQL: `null`, `empty`, 16 hex
+/// digits, `damaged`, `foreign`, `other_version` or `cleartext`.
+///
+/// GLOB sees a text up to its first NUL. No marker holds one, so a text cut there matches no other pattern; only the
+/// digits of another version need their lengths compared as well, for `hw2` NUL `:` is no marker.
+pub(super) fn kind_of(expression: &str) -> String {
+    let text = format!("CAST({expression} AS TEXT)");
+    let bytes = as_bytes(expression);
+    let key = names_a_key(expression);
+    let starts = |marker: &str| format!("{text} GLOB '{marker}*'");
+    let version = format!("substr({bytes}, 3, instr({bytes}, x'3a') - 3)");
+    format!(
+        "CASE WHEN {expression} IS NULL THEN 'null' \
+         WHEN length({bytes}) = 0 THEN 'empty' \
+         WHEN {key} THEN substr({text}, 5, 16) \
+         WHEN {ours} THEN 'damaged' \
+         WHEN {foreign} THEN 'foreign' \
+         WHEN {text} GLOB 'hw[0-9]*' AND instr({bytes}, x'3a') > 3 \
+         AND CAST({version} AS TEXT) NOT GLOB '*[^0-9]*' \
+         AND length(CAST({version} AS TEXT)) = length({version}) THEN 'other_version' \
+         ELSE 'cleartext' END",
+        ours = starts(Marker::HW1),
+        foreign = Marker::FOREIGN.map(starts).join(" OR "),
+    )
+}
+
+/// The condition, to be followed by a bind, that two values are the same, NULL included.
+pub(super) const SAME: &str = " IS ";
+
+/// What every connection is told first: the wait for locks, in milliseconds, before anything can need one.
+pub(super) const BUSY: &str = "PRAGMA busy_timeout = 10000";
+
+/// What every connection is told. Deleted content is overwritten, commits reach the disk, references hold.
+pub(super) const SETTINGS: &str = "PRAGMA secure_delete = ON; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
+
+/// A write transaction takes its lock at the start, so that it waits there and never fails half-way.
+pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
