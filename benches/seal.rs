@@ -1,1 +1,160 @@
-fn main() {}
+//! What sealing and opening cost over the floor: the bare token calls of the same route, bare AES-256-GCM under a DEK
+//! of its own, and base64 of a text of the same length. Prints a table and asserts nothing about time.
+//!
+//! `cargo bench --bench seal` measures for 1.5 s a cell, `cargo bench --bench seal -- --quick` for 0.2 s.
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, reason = "a program for developers")]
+
+#[path = "../tests/support/softhsm.rs"]
+mod softhsm;
+
+use std::env;
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aes_gcm::aead::{Aead, Payload};
+use aes_gcm::{Aes256Gcm, KeyInit, Nonce};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hardwrap::codec::Codec;
+use hardwrap::column::{Place, Row, nr_llm};
+use hardwrap::hsm::{Choice, Floor, Keyring, Route, Settings};
+use softhsm::SoftHsm;
+
+/// The routes that SoftHSM2 has.
+const ROUTES: [Route; 2] = [Route::GcmCallerIv, Route::KwWrap];
+const SIZES: [(&str, usize); 3] = [("1 KiB", 1 << 10), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20)];
+/// How long a round of one side takes, about: long against the clock, short against what disturbs the machine.
+const ROUND: Duration = Duration::from_millis(4);
+const TOKEN: &str = "HARDWRAP_BENCH_TOKEN";
+
+fn main() -> ExitCode {
+    // SoftHSM2 reads SOFTHSM2_CONF when it is loaded, so the measuring is done in a child that has it.
+    let Ok(token) = env::var(TOKEN) else {
+        let hsm = SoftHsm::new();
+        let mut child = hsm.site().command(env::current_exe().unwrap());
+        let run = child.args(env::args_os().skip(1)).env(TOKEN, hsm.site().uri()).status().unwrap();
+        return if run.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    };
+    // `cargo test` runs benches without `--bench`.
+    let thorough = env::args().any(|arg| arg == "--bench") && !env::args().any(|arg| arg == "--quick");
+    let budget = Duration::from_millis(if thorough { 1500 } else { 200 });
+    println!("{:<18} {:>7} {:>6} {:>12} {:>12} {:>7}", "route", "size", "", "floor µs", "ours µs", "ratio");
+    for route in ROUTES {
+        let settings = Settings { keyring: route.name().to_owned(), ..Settings::new(token.parse().unwrap()) };
+        let keyring = Arc::new(Keyring::new(settings).unwrap());
+        keyring.init(Choice::Route(route)).unwrap();
+        for (size, length) in SIZES {
+            let bench = Bench::new(Arc::clone(&keyring), length);
+            for (operation, sides) in [("seal", bench.seal(budget)), ("open", bench.open(budget))] {
+                let Sides { floor, ours } = sides;
+                println!(
+                    "{:<18} {size:>7} {operation:>6} {floor:>12.2} {ours:>12.2} {:>7.3}",
+                    route.name(),
+                    ours / floor
+                );
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// One value on one keyring.
+struct Bench {
+    keyring: Arc<Keyring>,
+    codec: Codec,
+    row: Row,
+    value: Vec<u8>,
+}
+
+/// µs for one operation.
+struct Sides {
+    floor: f64,
+    ours: f64,
+}
+
+impl Bench {
+    fn new(keyring: Arc<Keyring>, length: usize) -> Self {
+        let codec = Codec::new(keyring.clone());
+        let value = (0..length).map(|index| (index % 251) as u8).collect();
+        Self { keyring, codec, row: "9f2c1ab0-5d1e-4c55-9a57-0d8a4b1f7e63".try_into().unwrap(), value }
+    }
+
+    fn seal(&self, budget: Duration) -> Sides {
+        self.at(|place| {
+            let context = place.context().as_bytes();
+            let floor = |floor: &Floor<'_>| {
+                black_box(floor.wrap().unwrap());
+                let payload = Payload { msg: &self.value, aad: context };
+                let ciphertext = cipher().encrypt(&nonce(), payload).unwrap();
+                black_box(STANDARD.encode(&ciphertext));
+            };
+            let ours = || {
+                black_box(self.codec.seal(place, &self.value).unwrap());
+            };
+            self.compare(place, budget, floor, ours)
+        })
+    }
+
+    fn open(&self, budget: Duration) -> Sides {
+        self.at(|place| {
+            let context = place.context().as_bytes();
+            let bare = cipher().encrypt(&nonce(), Payload { msg: &self.value, aad: context }).unwrap();
+            let bare = STANDARD.encode(bare);
+            let sealed = self.codec.seal(place, &self.value).unwrap();
+            let floor = |floor: &Floor<'_>| {
+                floor.unwrap().unwrap();
+                let ciphertext = STANDARD.decode(&bare).unwrap();
+                black_box(cipher().decrypt(&nonce(), Payload { msg: &ciphertext, aad: context }).unwrap());
+            };
+            let ours = || {
+                black_box(self.codec.open(place, &sealed).unwrap());
+            };
+            self.compare(place, budget, floor, ours)
+        })
+    }
+
+    fn at<T>(&self, work: impl FnOnce(&Place<'_>) -> T) -> T {
+        let column = nr_llm().remove(0);
+        work(&column.at(Some(&self.row)).unwrap())
+    }
+
+    /// Rounds of one side and the other in turn; the median of each. Both see the same machine.
+    fn compare(&self, place: &Place<'_>, budget: Duration, floor: impl Fn(&Floor<'_>), ours: impl Fn()) -> Sides {
+        let aad = place.context().aad();
+        let floor_round = |times| Floor::with(&self.keyring, &aad, |calls| Ok(time(times, || floor(calls)))).unwrap();
+        let once = time(8, &ours).min(floor_round(8));
+        let times = ((ROUND.as_secs_f64() * 1e6 / once) as u32).max(1);
+        let (mut floors, mut all_ours) = (Vec::new(), Vec::new());
+        let began = Instant::now();
+        while began.elapsed() < budget || floors.len() < 3 {
+            floors.push(floor_round(times));
+            all_ours.push(time(times, &ours));
+        }
+        Sides { floor: median(floors), ours: median(all_ours) }
+    }
+}
+
+/// The key schedule is part of the floor: each value has a DEK of its own.
+fn cipher() -> Aes256Gcm {
+    Aes256Gcm::new(black_box(&[0x5a; 32]).into())
+}
+
+fn nonce() -> Nonce<aes_gcm::aead::consts::U12> {
+    Nonce::from(black_box([7; 12]))
+}
+
+/// µs for one of `times`.
+fn time(times: u32, work: impl Fn()) -> f64 {
+    let began = Instant::now();
+    for _ in 0..times {
+        work();
+    }
+    began.elapsed().as_secs_f64() * 1e6 / f64::from(times)
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}

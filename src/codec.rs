@@ -3,8 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use zeroize::Zeroizing;
-
 use crate::aead::{self, Iv};
 use crate::column::{Cleartext, Place};
 use crate::envelope::{self, Envelope, Front, Marker};
@@ -34,14 +32,9 @@ impl Codec {
         }
         let key = self.keys.current()?;
         fits(place, value, envelope::sealed_length(key.alg, value.len()))?;
-        let mut drawn = Zeroizing::new([0; 44]);
-        random(drawn.as_mut_slice())?;
-        let (dek_bytes, iv_bytes) = drawn.split_at(32);
-        let dek = Dek::init::<Error>(|dek| {
-            dek.copy_from_slice(dek_bytes);
-            Ok(())
-        })?;
-        let iv: Iv = iv_bytes.try_into().expect("44 bytes are a DEK of 32 and an IV of 12");
+        let dek = Dek::init(|dek| random(dek))?;
+        let mut iv: Iv = [0; 12];
+        random(&mut iv)?;
         let wrapped = self.keys.wrap(key.id, &dek, &place.context().aad())?;
         seal_with(place, value, &dek, iv, wrapped)
     }
@@ -138,6 +131,22 @@ pub enum Error {
     /// The value is an envelope of nr-vault or nr-llm (`nrv1:`, `v2:`): it has to be migrated.
     #[error("the value is an nr-vault envelope: it has to be migrated")]
     Foreign,
+}
+
+impl Error {
+    /// The name of the variant: stable, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "Unavailable",
+            Self::UnknownKey(_) => "UnknownKey",
+            Self::Rejected => "Rejected",
+            Self::Malformed(_) => "Malformed",
+            Self::Unsupported(_) => "Unsupported",
+            Self::TooLarge { .. } => "TooLarge",
+            Self::Cleartext => "Cleartext",
+            Self::Foreign => "Foreign",
+        }
+    }
 }
 
 impl From<ProviderError> for Error {

@@ -318,6 +318,9 @@ pub enum Invalid {
     Twice(&'static str, String),
 }
 
+/// The table of the preset `nr-llm`.
+pub const AGENT_RUN: &str = "tx_nrllm_agentrun";
+
 /// The preset `nr-llm`: the two columns of the table that TYPO3's nr_llm keeps agent runs in. It starts with
 /// [`Cleartext::Accept`], for installations that hold cleartext.
 ///
@@ -327,7 +330,7 @@ pub fn nr_llm() -> Vec<Column> {
     [("queued_request", "nrllm:agent-state:queued-request"), ("suspended_state", "nrllm:agent-state:suspended-state")]
         .into_iter()
         .map(|(name, identifier)| {
-            Column::new("tx_nrllm_agentrun", name, "uid", identifier)
+            Column::new(AGENT_RUN, name, "uid", identifier)
                 .and_then(|column| column.bound_to("uuid"))
                 .expect("the preset's names are well formed")
                 .cleartext(Cleartext::Accept)

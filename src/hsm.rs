@@ -6,6 +6,7 @@
 
 mod custody;
 mod error;
+mod floor;
 mod keyring;
 mod keyset;
 mod module;
@@ -20,6 +21,7 @@ mod uses;
 
 pub use custody::{Probe, Verdict};
 pub use error::{Ckr, Error};
+pub use floor::Floor;
 pub use keyring::{KeyReport, Keyring, Made, Report, Settings};
 pub use keyset::Stranger;
 pub use pin::{PinError, PinSource};

@@ -5,6 +5,7 @@ pub mod codec;
 pub mod column;
 pub mod envelope;
 pub mod hsm;
+pub mod keeper;
 pub mod provider;
 pub mod secret;
 pub mod store;

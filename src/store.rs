@@ -8,6 +8,7 @@
 mod agent_run;
 mod counts;
 mod db;
+mod demo;
 mod discovery;
 mod error;
 mod facts;
@@ -24,6 +25,7 @@ pub use agent_run::{
 };
 pub use counts::Counts;
 pub use db::Db;
+pub use demo::DEMO_SECRET;
 pub use discovery::Found;
 pub use error::Error;
 pub use facts::{ColumnFact, ColumnFacts, KeyFact, RowFact, TableFact, declared_capacity};

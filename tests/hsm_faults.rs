@@ -236,11 +236,15 @@ fn route_four_stores_the_tokens_iv_and_refuses_zero_and_repeated_ones() {
 #[test]
 fn the_next_route_is_taken_where_a_mechanism_is_missing() {
     SoftHsm::faulty("the_next_route_is_taken_where_a_mechanism_is_missing", |site| {
-        for (rule, route) in [("no-gcm", Some(Route::KwWrap)), ("no-kw", Some(Route::GcmCallerIv)), ("no-gcm\nno-kw", None)] {
+        for (rule, route) in
+            [("no-gcm", Some(Route::KwWrap)), ("no-kw", Some(Route::GcmCallerIv)), ("no-gcm\nno-kw", None)]
+        {
             site.set_faults(rule);
             match keyring_named(site, &rule.replace('\n', "-")).init(Choice::Auto) {
                 Ok(Made::Key(_, made)) => assert_eq!(Some(made), route),
-                Err(Error::NoRoute(said)) => assert!(route.is_none() && said.contains("CKR_MECHANISM_INVALID"), "{said}"),
+                Err(Error::NoRoute(said)) => {
+                    assert!(route.is_none() && said.contains("CKR_MECHANISM_INVALID"), "{said}")
+                }
                 other => panic!("{rule}: {other:?}"),
             }
         }

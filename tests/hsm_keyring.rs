@@ -109,7 +109,8 @@ fn every_route_of_this_token_wraps_unwraps_and_rejects() {
 #[test]
 fn routes_this_token_has_not_are_refused_by_name_with_the_reason() {
     SoftHsm::isolated("routes_this_token_has_not_are_refused_by_name_with_the_reason", |site| {
-        for (route, why) in [("aes-kw-encrypt", "CKR_MECHANISM_INVALID"), ("aes-gcm-token-iv", "made no IV of its own")] {
+        for (route, why) in [("aes-kw-encrypt", "CKR_MECHANISM_INVALID"), ("aes-gcm-token-iv", "made no IV of its own")]
+        {
             let error = keyring(&site.uri()).init(route.parse().unwrap()).unwrap_err();
             assert!(matches!(&error, Error::NoRoute(said) if said.contains(why)), "{route}: {error}");
         }
@@ -272,7 +273,10 @@ fn a_refused_pin_is_never_retried() {
         assert!(keyring.current().is_err());
         assert_eq!(logins(&log), 1);
         let error = keyring_error(site);
-        assert!(matches!(&error, Error::Connecting(error) if matches!(**error, Error::Pin(PinError::CountLow | PinError::Refused(_)))), "{error}");
+        assert!(
+            matches!(&error, Error::Connecting(error) if matches!(**error, Error::Pin(PinError::CountLow | PinError::Refused(_)))),
+            "{error}"
+        );
     });
 }
 

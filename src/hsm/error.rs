@@ -317,7 +317,9 @@ mod tests {
 
     #[test]
     fn no_answer_about_a_pin_is_tried_again() {
-        for ckr in [RvError::PinIncorrect, RvError::PinLocked, RvError::PinExpired, RvError::PinInvalid, RvError::PinLenRange] {
+        for ckr in
+            [RvError::PinIncorrect, RvError::PinLocked, RvError::PinExpired, RvError::PinInvalid, RvError::PinLenRange]
+        {
             assert_eq!(Ckr(ckr).recovery(), Recovery::GiveUp);
         }
     }

@@ -16,9 +16,7 @@ use super::pool::{Lease, Pool};
 use super::record::{self, Canary};
 use super::route::Access;
 use super::uses::Uses;
-use super::{
-    Choice, Ckr, Error, KeyFact, PinSource, Probe, Route, State, Stranger, TokenInfo, TokenUri, custody,
-};
+use super::{Choice, Ckr, Error, KeyFact, PinSource, Probe, Route, State, Stranger, TokenInfo, TokenUri, custody};
 use crate::provider::{Aad, Alg, KeyId, KeyProvider, MasterKey, ProviderError, WrappedDek, random};
 use crate::secret::Dek;
 
@@ -47,7 +45,7 @@ impl Settings {
 
 /// The master keys with one label on one token. Connects when it is first used, and again when it has to.
 pub struct Keyring {
-    pool: Pool,
+    pub(super) pool: Pool,
     uses: Uses,
     missed: Mutex<Missed>,
 }
@@ -199,7 +197,6 @@ impl Keyring {
         self.pool.with(|lease| Ok(lease.access().session.find_objects(&[])?.len()))
     }
 
-
     /// Runs `work` with the key `kid`; where it is not known, after reading the keyring again, though not all the time.
     fn with_key<T>(
         &self,
@@ -281,7 +278,8 @@ impl KeyProvider for Keyring {
                 Err(Error::Call { ckr, .. }) if ckr.blames_the_bytes() => Ok(Err(ProviderError::Rejected)),
                 // Some tokens say CKR_GENERAL_ERROR for a tampered DEK. If the canary still unwraps, it was the row.
                 Err(error)
-                    if error.recovery() == Recovery::Judge && lease.keys().canary_sings(lease.access(), wrapped.key) =>
+                    if error.recovery() == Recovery::Judge
+                        && lease.keys().canary_sings(lease.access(), wrapped.key) =>
                 {
                     Ok(Err(ProviderError::Rejected))
                 }
@@ -297,7 +295,7 @@ impl std::fmt::Debug for Keyring {
     }
 }
 
-fn unavailable(error: Error) -> ProviderError {
+pub(super) fn unavailable(error: Error) -> ProviderError {
     ProviderError::Unavailable(Box::new(error))
 }
 

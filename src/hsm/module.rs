@@ -139,7 +139,10 @@ impl Module {
             None => CInitializeArgs::new(flags),
             Some(text) => {
                 let pointer = NonNull::new(text.as_ptr().cast_mut().cast()).expect("a CString's pointer is never null");
-                #[expect(unsafe_code, reason = "pReserved: NSS takes its configuration as a C string, which `self` keeps")]
+                #[expect(
+                    unsafe_code,
+                    reason = "pReserved: NSS takes its configuration as a C string, which `self` keeps"
+                )]
                 // SAFETY: the string lives as long as the module, and modules read it only.
                 unsafe {
                     CInitializeArgs::new_with_reserved(flags, pointer)

@@ -138,7 +138,9 @@ pub enum PinError {
     #[error("no PIN source: add pin-source= to the token uri, or use --ask-pin")]
     None,
     /// The token refused this PIN. It is not tried again in this process.
-    #[error("the token refused the PIN ({0}); it is not tried again, because that would lock the token: correct the PIN")]
+    #[error(
+        "the token refused the PIN ({0}); it is not tried again, because that would lock the token: correct the PIN"
+    )]
     Refused(super::Ckr),
     /// The token has counted wrong PINs: a program must not use up the rest.
     #[error(

@@ -200,11 +200,8 @@ impl Functions {
         output: &mut [u8; 64],
     ) -> Result<(), Error> {
         let call = self.list.C_GetAttributeValue.ok_or(CryptokiError::NullFunctionPointer)?;
-        let mut attribute = CK_ATTRIBUTE {
-            type_: CKA_VALUE,
-            pValue: output.as_mut_ptr().cast(),
-            ulValueLen: ulong(output.len())?,
-        };
+        let mut attribute =
+            CK_ATTRIBUTE { type_: CKA_VALUE, pValue: output.as_mut_ptr().cast(), ulValueLen: ulong(output.len())? };
         // SAFETY: the attribute points to `output` and gives its length.
         done(unsafe { call(session.handle(), object, &raw mut attribute, 1) }, Function::GetAttributeValue)?;
         exactly::<64>(attribute.ulValueLen, "CKA_VALUE has another length")
@@ -219,12 +216,10 @@ impl Functions {
 }
 
 /// Builds the mechanism and its parameters on the stack and lends them out.
-fn with_mechanism<T>(
-    cipher: Cipher<'_>,
-    work: impl FnOnce(*mut CK_MECHANISM) -> Result<T, Error>,
-) -> Result<T, Error> {
+fn with_mechanism<T>(cipher: Cipher<'_>, work: impl FnOnce(*mut CK_MECHANISM) -> Result<T, Error>) -> Result<T, Error> {
     let mut parameters = CK_GCM_PARAMS::default();
-    let mut mechanism = CK_MECHANISM { mechanism: CKM_AES_KEY_WRAP, pParameter: std::ptr::null_mut(), ulParameterLen: 0 };
+    let mut mechanism =
+        CK_MECHANISM { mechanism: CKM_AES_KEY_WRAP, pParameter: std::ptr::null_mut(), ulParameterLen: 0 };
     if let Cipher::Gcm(iv, aad) = cipher {
         parameters.pIv = iv.as_mut_ptr();
         parameters.ulIvLen = ulong(iv.len())?;

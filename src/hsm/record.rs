@@ -238,7 +238,8 @@ fn write(session: &Session, keyring: &str, fact: Fact) -> Result<(), Error> {
 pub(super) fn probe(session: &Session) -> Result<(), Error> {
     let keyring = format!("probe-{}", uuid::Uuid::new_v4().simple());
     write_database(session, &keyring, "probe")?;
-    let template = [Attribute::Class(ObjectClass::DATA), Attribute::Private(true), Attribute::Label(label_of(&keyring))];
+    let template =
+        [Attribute::Class(ObjectClass::DATA), Attribute::Private(true), Attribute::Label(label_of(&keyring))];
     for object in session.find_objects(&template)? {
         session.destroy_object(object)?;
     }

@@ -258,11 +258,7 @@ impl FromStr for Choice {
 }
 
 /// `C_UnwrapKey` without `CKA_VALUE_LEN`, then with it where the token asks for it; the answer is remembered.
-fn unwrap_object(
-    access: Access<'_>,
-    key: ObjectHandle,
-    bytes: &[u8],
-) -> Result<cryptoki_sys::CK_OBJECT_HANDLE, Error> {
+fn unwrap_object(access: Access<'_>, key: ObjectHandle, bytes: &[u8]) -> Result<cryptoki_sys::CK_OBJECT_HANDLE, Error> {
     let Access { module, session } = access;
     let with_length = module.wants_value_length();
     match module.functions.unwrap_key(session, key, bytes, with_length) {

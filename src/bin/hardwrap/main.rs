@@ -1,2 +1,80 @@
-//! x
-fn main() {}
+//! `hardwrap`: seals database columns under a master key that never leaves its PKCS#11 token.
+
+mod app;
+mod cmd;
+mod failure;
+mod text;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use app::{App, Global};
+use failure::Failure;
+
+/// Seals database columns under a master key that never leaves its PKCS#11 token.
+#[derive(Parser)]
+#[command(name = "hardwrap", version, after_help = AFTER_HELP, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Init(cmd::Init),
+    Key(cmd::Key),
+    Seal(cmd::Seal),
+    Open(cmd::Open),
+    Columns(cmd::Columns),
+    Verify(cmd::Verify),
+    Status(cmd::Status),
+    Demo(cmd::Demo),
+}
+
+fn main() -> ExitCode {
+    let matches = match Arguments::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => {
+            // clap's own: help and version go to stdout and are no failure.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let outcome = Arguments::from_arg_matches(&matches)
+        .map_err(|error| Failure::usage(error.to_string()))
+        .and_then(|arguments| run(arguments.command, &App::new(arguments.global)));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        // Whoever read our output has had enough of it: no failure of ours.
+        Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(failure) => {
+            let _ = writeln!(io::stderr(), "hardwrap: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn run(command: Command, app: &App) -> Result<u8, Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let code = match command {
+        Command::Init(init) => init.run(app, &mut out),
+        Command::Key(key) => key.run(app, &mut out),
+        Command::Seal(seal) => seal.run(app, &mut out),
+        Command::Open(open) => open.run(app, &mut out),
+        Command::Columns(columns) => columns.run(app, &mut out),
+        Command::Verify(verify) => verify.run(app, &mut out),
+        Command::Status(status) => status.run(app, &mut out),
+        Command::Demo(demo) => demo.run(app, &mut out),
+    }?;
+    out.flush()?;
+    Ok(code)
+}
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 failed or something critical was found, 2 wrong usage or configuration, 3 warnings only \
+(status --check), 4 token or database unavailable: try again.";

@@ -1,0 +1,91 @@
+//! What every command is given: the global flags, and the configuration they lead to.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use hardwrap::hsm::PinSource;
+use hardwrap::keeper::{Config, Keeper};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Flags of every command.
+#[derive(Args)]
+pub(crate) struct Global {
+    /// The configuration file [default: $HARDWRAP_CONFIG, else ./hardwrap.toml]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Ask for the PIN on the terminal, whatever the configuration says
+    #[arg(long, global = true)]
+    ask_pin: bool,
+    /// Print JSON instead of text, where a command reports
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// What every command is given.
+pub(crate) struct App {
+    global: Global,
+}
+
+impl App {
+    pub(crate) fn new(global: Global) -> Self {
+        Self { global }
+    }
+
+    /// Reads the configuration.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        let path = match (&self.global.config, env::var_os("HARDWRAP_CONFIG")) {
+            (Some(path), _) => path.clone(),
+            (None, Some(path)) => path.into(),
+            (None, None) => {
+                let path = PathBuf::from("hardwrap.toml");
+                if !path.exists() {
+                    return Err(Failure::usage(
+                        "no configuration: make ./hardwrap.toml (the README shows one), or give --config FILE",
+                    ));
+                }
+                path
+            }
+        };
+        let mut variables = BTreeMap::new();
+        for (name, value) in env::vars_os() {
+            let Some(name) = name.to_str().filter(|name| name.starts_with("HARDWRAP_")) else { continue };
+            let value =
+                value.into_string().map_err(|_| Failure::usage(format!("variable {name} is not UTF-8 text")))?;
+            variables.insert(name.to_owned(), value);
+        }
+        let mut config = Config::read(&path, &variables)?;
+        if self.global.ask_pin {
+            config.token.pin_source = Some(PinSource::Prompt);
+        }
+        if let Some(warning) = config.token.pin_source.as_ref().and_then(PinSource::warning) {
+            writeln!(io::stderr(), "hardwrap: warning: {warning}")?;
+        }
+        Ok(config)
+    }
+
+    /// Opens everything the configuration names.
+    pub(crate) fn keeper(&self) -> Result<Keeper, Failure> {
+        Ok(Keeper::open(&self.config()?)?)
+    }
+
+    /// Prints `report` as JSON where that was asked for, else `text`.
+    pub(crate) fn print(
+        &self,
+        out: &mut dyn Write,
+        report: &impl Serialize,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        if self.global.json {
+            serde_json::to_writer_pretty(&mut *out, report)?;
+            writeln!(out)?;
+        } else {
+            text(out)?;
+        }
+        Ok(())
+    }
+}

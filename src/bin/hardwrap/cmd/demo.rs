@@ -1,0 +1,178 @@
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use hardwrap::column::{AGENT_RUN, Column, Row};
+use hardwrap::hsm::Verdict;
+use hardwrap::keeper::Keeper;
+use hardwrap::secret::Plaintext;
+use hardwrap::store::{DEMO_SECRET, Key, SealedInPlace};
+use zeroize::Zeroizing;
+
+use crate::app::App;
+use crate::failure::Failure;
+
+/// Watch agent runs being sealed: inserts three in clear, seals them, searches the raw database files, opens them again
+///
+/// Works in the configured database, which needs the preset nr-llm and an environment that is not production.
+#[derive(Args)]
+pub(crate) struct Demo {}
+
+impl Demo {
+    pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let config = app.config()?;
+        if config.environment == "production" {
+            return Err(Failure::usage("the demo puts runs into the database: set environment = \"demo\" to run it"));
+        }
+        if !config.has_preset() {
+            return Err(Failure::usage("the demo needs the preset nr-llm: add [[column]] preset = \"nr-llm\""));
+        }
+        let keeper = Keeper::open(&config)?;
+        let demo = Run { keeper: &keeper };
+        demo.run(out)
+    }
+}
+
+struct Run<'a> {
+    keeper: &'a Keeper,
+}
+
+/// One value of the demo.
+struct Value<'a> {
+    column: &'a Column,
+    key: Key,
+    row: Row,
+    clear: Zeroizing<Vec<u8>>,
+}
+
+impl Run<'_> {
+    fn run(&self, out: &mut dyn Write) -> Result<u8, Failure> {
+        let db = self.keeper.db();
+        db.insert_demo_runs()?;
+        let values = self.values()?;
+        writeln!(out, "1. {} runs inserted in clear, as an application without hardwrap leaves them:", values.len())?;
+        for value in &values {
+            writeln!(out, "   {} of {}: {}", value.column.name(), value.row.as_str(), start(&value.clear))?;
+        }
+        let before = self.in_raw_files()?;
+        writeln!(out, "   in the raw database files: {before} prompts and arguments can be read")?;
+
+        for value in &values {
+            match db.seal_cleartext(self.keeper.codec(), value.column, &value.key)? {
+                SealedInPlace::Sealed => {}
+                other => return Err(Failure::failed(format!("row {} was not sealed: {other:?}", value.key))),
+            }
+        }
+        db.truncate_wal()?;
+        writeln!(out, "2. sealed, each under a data key of its own that the token wrapped:")?;
+        for value in &values {
+            let stored = self.stored(value)?;
+            writeln!(out, "   {} of {}: {}", value.column.name(), value.row.as_str(), start(stored.as_bytes()))?;
+        }
+        let after = self.in_raw_files()?;
+        writeln!(out, "   in the raw database files: {after} prompts and arguments can be read")?;
+        if before == 0 || after > 0 {
+            return Err(Failure::failed("a prompt can be read in the raw database files"));
+        }
+
+        for value in &values {
+            if self.open(value)?.expose() != value.clear.as_slice() {
+                return Err(Failure::failed(format!("row {} did not open to what was sealed", value.key)));
+            }
+        }
+        writeln!(out, "3. opened again: {} of {} equal, byte for byte", values.len(), values.len())?;
+
+        writeln!(out, "4. moved, the sealed text of one run opens nowhere else:")?;
+        if let [first, .., last] = values.as_slice() {
+            let stored = self.stored(first)?;
+            for (what, column, row) in
+                [("another row", first.column, &last.row), ("another column", last.column, &first.row)]
+            {
+                match self.keeper.codec().open(&column.at(Some(row))?, &stored) {
+                    Ok(_) => return Err(Failure::failed(format!("a sealed text opened in {what}"))),
+                    Err(error) => writeln!(out, "   in {what}: {error}")?,
+                }
+            }
+        }
+
+        let key = self.keeper.keyring().report()?.keys.iter().find(|key| key.current).map(|key| key.fact.kid);
+        let key = key.ok_or_else(|| Failure::failed("no key seals"))?;
+        writeln!(out, "5. the master key {key} cannot leave the token; each way out was tried:")?;
+        for probe in self.keeper.keyring().probe_custody(key)? {
+            writeln!(out, "   {}: {}", probe.act, probe.verdict)?;
+            if !matches!(probe.verdict, Verdict::Refused(_)) {
+                return Err(Failure::failed(format!("the token did not refuse: {}", probe.act)));
+            }
+        }
+        writeln!(out, "done.")?;
+        Ok(0)
+    }
+
+    fn values(&self) -> Result<Vec<Value<'_>>, Failure> {
+        let mut values = Vec::new();
+        for column in self.keeper.register().columns().iter().filter(|column| column.table() == AGENT_RUN) {
+            let mut after = None;
+            loop {
+                let page = self.keeper.db().page(column, after.as_ref(), 100)?;
+                for row in &page {
+                    let Some(value) = &row.value else { continue };
+                    if count(value.bytes(), DEMO_SECRET.as_bytes()) == 0 {
+                        continue;
+                    }
+                    let Ok(Some(bound)) = &row.row else { continue };
+                    values.push(Value {
+                        column,
+                        key: row.key.clone(),
+                        row: bound.clone(),
+                        clear: Zeroizing::new(value.bytes().to_vec()),
+                    });
+                }
+                match page.into_iter().next_back() {
+                    Some(last) => after = Some(last.key),
+                    None => break,
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    fn stored(&self, value: &Value<'_>) -> Result<String, Failure> {
+        let stored = self.keeper.db().read(value.column, &value.key.to_string())?;
+        let text = stored.and_then(|stored| stored.value).ok_or_else(|| Failure::failed("a row is gone"))?;
+        Ok(text.text()?.to_owned())
+    }
+
+    fn open(&self, value: &Value<'_>) -> Result<Plaintext, Failure> {
+        let stored = self.keeper.db().read(value.column, &value.key.to_string())?;
+        let stored = stored.ok_or_else(|| Failure::failed("a row is gone"))?;
+        let opened = stored.open(self.keeper.codec(), value.column)?;
+        opened.ok_or_else(|| Failure::failed("a value is gone"))
+    }
+
+    /// How often a text of the demo stands in the files as they lie on disk, write-ahead log included.
+    fn in_raw_files(&self) -> io::Result<usize> {
+        let path = self.keeper.db().url().path();
+        let mut found = 0;
+        for suffix in ["", "-wal", "-shm", "-journal"] {
+            let mut name = path.as_os_str().to_owned();
+            name.push(suffix);
+            match fs::read(PathBuf::from(name)) {
+                Ok(bytes) => found += count(&bytes, DEMO_SECRET.as_bytes()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn count(haystack: &[u8], needle: &[u8]) -> usize {
+    haystack.windows(needle.len()).filter(|window| *window == needle).count()
+}
+
+/// The beginning of a text, for a line.
+fn start(bytes: &[u8]) -> String {
+    let text: String = std::str::from_utf8(bytes).unwrap_or_default().chars().take(60).collect();
+    format!("{text}…")
+}

@@ -1,0 +1,130 @@
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+use hardwrap::hsm::{KeyReport, Keyring};
+use serde::Serialize;
+
+use crate::app::App;
+use crate::failure::Failure;
+use crate::text;
+
+/// Look at the master keys on the token
+#[derive(Args)]
+pub(crate) struct Key {
+    #[command(subcommand)]
+    act: Act,
+}
+
+#[derive(Subcommand)]
+enum Act {
+    /// List the keys that the keyring record names, and objects with our label that do not count
+    List,
+}
+
+impl Key {
+    pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let Act::List = self.act;
+        let config = app.config()?;
+        let report = Keyring::new(config.token.clone())?.report()?;
+        let list = List {
+            token: report.token.label.clone(),
+            serial: report.token.serial.clone(),
+            keyring: config.token.keyring.clone(),
+            keys: report.keys.iter().map(Listed::of).collect(),
+            strangers: report.strangers.iter().map(|one| Odd { id: one.id.clone(), why: one.why.clone() }).collect(),
+            leftovers: report
+                .leftovers
+                .iter()
+                .map(|(id, recorded)| Odd {
+                    id: id.clone(),
+                    why: if *recorded { "recorded; run `hardwrap init` to finish it" } else { "named by nothing" }
+                        .to_owned(),
+                })
+                .collect(),
+            databases: report.databases.clone(),
+        };
+        app.print(out, &list, |out| list.write(out))?;
+        Ok(0)
+    }
+}
+
+#[derive(Serialize)]
+struct List {
+    token: String,
+    serial: String,
+    keyring: String,
+    keys: Vec<Listed>,
+    strangers: Vec<Odd>,
+    leftovers: Vec<Odd>,
+    databases: Vec<String>,
+}
+
+/// One key, as commands show it.
+#[derive(Serialize)]
+pub(super) struct Listed {
+    pub(super) kid: String,
+    pub(super) alg: &'static str,
+    pub(super) route: &'static str,
+    pub(super) state: &'static str,
+    made: String,
+    activated: Option<String>,
+    pub(super) current: bool,
+    pub(super) works: bool,
+    wraps_reserved: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Odd {
+    id: String,
+    why: String,
+}
+
+impl Listed {
+    pub(super) fn of(key: &KeyReport) -> Self {
+        Self {
+            kid: key.fact.kid.to_string(),
+            alg: key.fact.route.alg().name(),
+            route: key.fact.route.name(),
+            state: key.fact.state.name(),
+            made: day_and_time(key.fact.made),
+            activated: key.fact.activated.map(day_and_time),
+            current: key.current,
+            works: key.works,
+            wraps_reserved: key.reserved,
+        }
+    }
+}
+
+impl List {
+    fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        writeln!(out, "keyring {} on token {} (serial {})", self.keyring, self.token, self.serial)?;
+        if self.keys.is_empty() {
+            writeln!(out, "no keys: run `hardwrap init`")?;
+        } else {
+            let heading = ["key", "state", "wraps by", "made", "canary", ""].map(str::to_owned).to_vec();
+            let row = |key: &Listed| {
+                vec![
+                    key.kid.clone(),
+                    key.state.to_owned(),
+                    format!("{} ({})", key.alg, key.route),
+                    key.made.clone(),
+                    if key.works { "unwraps" } else { "DOES NOT UNWRAP" }.to_owned(),
+                    if key.current { "seals" } else { "" }.to_owned(),
+                ]
+            };
+            let rows: Vec<_> = std::iter::once(heading).chain(self.keys.iter().map(row)).collect();
+            text::table(out, &rows)?;
+        }
+        for one in &self.strangers {
+            writeln!(out, "not used: an object with our label and id {:?}: {}", one.id, one.why)?;
+        }
+        for one in &self.leftovers {
+            writeln!(out, "left by a crash: a key in the making with id {}: {}", one.id, one.why)?;
+        }
+        Ok(())
+    }
+}
+
+fn day_and_time(time: jiff::Timestamp) -> String {
+    time.round(jiff::Unit::Second).unwrap_or(time).to_string()
+}

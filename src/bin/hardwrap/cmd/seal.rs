@@ -1,0 +1,29 @@
+use std::io::{self, Write};
+
+use clap::Args;
+
+use super::open::Whose;
+use crate::app::App;
+use crate::failure::Failure;
+use crate::text;
+
+/// Seal a value: reads its bytes on standard input, writes the sealed text on standard output
+///
+/// Nothing is added to the text, and nothing is stored. An empty value stays empty.
+#[derive(Args)]
+pub(crate) struct Seal {
+    #[command(flatten)]
+    whose: Whose,
+}
+
+impl Seal {
+    pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = app.keeper()?;
+        let row = self.whose.row()?;
+        // Asked before anything is read: a wrong name should not cost the input.
+        keeper.register().find(&self.whose.column)?.at(row.as_ref())?;
+        let value = text::read_secret(&mut io::stdin().lock())?;
+        out.write_all(keeper.seal(&self.whose.column, row.as_ref(), &value)?.as_bytes())?;
+        Ok(0)
+    }
+}

@@ -1,0 +1,149 @@
+use std::io::Write;
+
+use clap::Args;
+use hardwrap::codec;
+use hardwrap::column::Column;
+use hardwrap::envelope::Marker;
+use hardwrap::keeper::Keeper;
+use hardwrap::store::{self, Stored};
+use serde::Serialize;
+
+use crate::app::App;
+use crate::failure::Failure;
+
+/// Open values and print none: says how many opened, and names each that did not
+#[derive(Args)]
+pub(crate) struct Verify {
+    /// Only this column
+    #[arg(long, value_name = "TABLE.COLUMN")]
+    column: Option<String>,
+    /// Open this many rows of each column, taken at random
+    #[arg(long, value_name = "N", default_value_t = 100, conflicts_with = "all")]
+    sample: u32,
+    /// Open every row
+    #[arg(long)]
+    all: bool,
+}
+
+impl Verify {
+    pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = app.keeper()?;
+        let wanted: Vec<&Column> = match &self.column {
+            Some(name) => vec![keeper.register().find(name)?],
+            None => keeper.register().columns().iter().collect(),
+        };
+        let mut reports = Vec::new();
+        for (column, facts) in keeper.columns().filter(|(column, _)| wanted.contains(column)) {
+            reports.push(match facts.usable() {
+                Ok(()) => self.verify(&keeper, column)?,
+                Err(fault) => Verified {
+                    column: column.to_string(),
+                    all: self.all,
+                    fault: Some(fault.to_string()),
+                    ..Verified::default()
+                },
+            });
+        }
+        app.print(out, &reports, |out| {
+            for report in &reports {
+                report.write(out)?;
+            }
+            Ok(())
+        })?;
+        Ok(u8::from(reports.iter().any(|report| report.fault.is_some() || !report.bad.is_empty())))
+    }
+
+    fn verify(&self, keeper: &Keeper, column: &Column) -> Result<Verified, Failure> {
+        let mut report = Verified { column: column.to_string(), all: self.all, ..Verified::default() };
+        if !self.all {
+            for row in keeper.db().sample(column, self.sample)? {
+                report.add(keeper, column, &row)?;
+            }
+            return Ok(report);
+        }
+        let mut after = None;
+        loop {
+            let page = keeper.db().page(column, after.as_ref(), PAGE)?;
+            for row in &page {
+                report.add(keeper, column, row)?;
+            }
+            match page.into_iter().next_back() {
+                Some(last) => after = Some(last.key),
+                None => return Ok(report),
+            }
+        }
+    }
+}
+
+#[derive(Default, Serialize)]
+struct Verified {
+    column: String,
+    all: bool,
+    rows: u64,
+    opened: u64,
+    cleartext: u64,
+    empty: u64,
+    null: u64,
+    bad: Vec<Bad>,
+    fault: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Bad {
+    key: String,
+    error: &'static str,
+    detail: String,
+}
+
+impl Verified {
+    /// Opens one row. Keys or a database out of reach end the command: they say nothing of the row.
+    fn add(&mut self, keeper: &Keeper, column: &Column, row: &Stored) -> Result<(), Failure> {
+        self.rows += 1;
+        let marker = row.value.as_ref().map(|value| value.marker());
+        match row.open(keeper.codec(), column) {
+            Ok(None) => self.null += 1,
+            Ok(Some(_)) => match marker {
+                Some(Ok(Marker::Empty)) => self.empty += 1,
+                Some(Ok(Marker::None)) => self.cleartext += 1,
+                _ => self.opened += 1,
+            },
+            Err(store::Error::Unavailable(source)) => return Err(store::Error::Unavailable(source).into()),
+            Err(store::Error::Codec(codec::Error::Unavailable(source))) => {
+                return Err(codec::Error::Unavailable(source).into());
+            }
+            Err(error) => self.bad.push(Bad {
+                key: row.key.to_string(),
+                error: match &error {
+                    store::Error::Codec(error) => error.kind(),
+                    store::Error::BadRow(_) => "BadRow",
+                    store::Error::NotText => "NotText",
+                    _ => "Refused",
+                },
+                detail: error.to_string(),
+            }),
+        }
+        Ok(())
+    }
+
+    fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        if let Some(fault) = &self.fault {
+            return writeln!(out, "{}: NOT VERIFIED: {fault}", self.column);
+        }
+        let what = if self.all { "all" } else { "a sample of" };
+        write!(out, "{}: {what} {} rows: {} opened", self.column, self.rows, self.opened)?;
+        let others = [(self.cleartext, "in cleartext"), (self.empty, "empty"), (self.null, "NULL")];
+        for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
+            write!(out, ", {count} {what}")?;
+        }
+        match self.bad.len() {
+            0 => writeln!(out)?,
+            bad => writeln!(out, ", {bad} BAD")?,
+        }
+        for bad in &self.bad {
+            writeln!(out, "  key {}: {}: {}", bad.key, bad.error, bad.detail)?;
+        }
+        Ok(())
+    }
+}
+
+const PAGE: u32 = 200;
