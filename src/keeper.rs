@@ -52,8 +52,10 @@ impl Keeper {
         // One init at a time on a database: two would make two keys.
         let made = keeper.db.exclusively(|db| {
             let empty = keeper.keyring.report()?.keys.is_empty();
-            if empty && let Some(found) = db.find_envelopes()?.first() {
-                return Err(Error::KeysMissing(format!("{}.{}", found.table, found.column)));
+            let found = if empty { db.find_envelopes()? } else { Vec::new() };
+            if !found.is_empty() {
+                let columns: Vec<_> = found.iter().map(|found| format!("{}.{}", found.table, found.column)).collect();
+                return Err(Error::KeysMissing(columns.join(", ")));
             }
             let made = keeper.keyring.init(choice)?;
             let (Made::Key(kid, route) | Made::Finished(kid, route) | Made::Nothing(kid, route)) = &made;

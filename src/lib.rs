@@ -15,3 +15,6 @@ extern crate self as hardwrap;
 #[cfg(test)]
 #[path = "../tests/support/memory_keys.rs"]
 pub(crate) mod memory_keys;
+#[cfg(test)]
+#[path = "../tests/support/softhsm.rs"]
+pub(crate) mod softhsm;

@@ -111,6 +111,14 @@ impl Error {
         matches!(self, Self::Token { .. }) || !matches!(self.recovery(), Recovery::GiveUp | Recovery::Wait)
     }
 
+    /// Whether the token has no session left. CloudHSM says `CKR_ARGUMENTS_BAD`.
+    pub(super) fn wants_a_session(&self) -> bool {
+        matches!(
+            self,
+            Self::Call { function: Function::OpenSession, ckr: Ckr(RvError::SessionCount | RvError::ArgumentsBad) }
+        )
+    }
+
     /// The return value, where a call failed.
     pub fn ckr(&self) -> Option<Ckr> {
         match self {

@@ -176,11 +176,9 @@ impl Pool {
         {
             return Err(Error::Down(Arc::clone(why)));
         }
-        let dead = state.connection.take();
+        let mut dead = state.connection.take();
         let had_keys = dead.as_ref().is_some_and(|dead| !dead.keys.is_empty());
         let epoch = dead.as_ref().map_or_else(|| self.module.epoch(), |dead| dead.epoch);
-        // Its idle sessions are closed before the module may be finalised under them.
-        drop(dead);
         let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || state.failed.is_some();
         let mut outcome = Err(Error::HostOwned);
         for _ in 0..2 {
@@ -188,6 +186,8 @@ impl Pool {
                 // A bloated module is reloaded whenever it asks; a broken one not more than once a second.
                 let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER);
                 if !too_soon || self.module.is_bloated() {
+                    // Its sessions are closed while they are still its own.
+                    dead = None;
                     state.reloaded = Some(Instant::now());
                     match self.module.reload(epoch) {
                         Ok(()) | Err(Error::HostOwned) => {}
@@ -198,7 +198,12 @@ impl Pool {
                     }
                 }
             }
+            // The dead connection keeps the login alive until the new one stands, where the token has a second session.
             outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
+            if dead.is_some() && outcome.as_ref().is_err_and(Error::wants_a_session) {
+                dead = None;
+                outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
+            }
             match &outcome {
                 Ok(found) if had_keys && found.keys.is_empty() && !reload => reload = true,
                 Err(error) if error.may_be_absence() && !reload && epoch == self.module.epoch() && epoch > 0 => {
@@ -265,12 +270,7 @@ impl Connection {
                         sessions.open += 1;
                         return Ok(session);
                     }
-                    // CloudHSM says CKR_ARGUMENTS_BAD.
-                    Err(Error::Call { ckr: Ckr(RvError::SessionCount | RvError::ArgumentsBad), .. })
-                        if sessions.open > 0 =>
-                    {
-                        sessions.limit = sessions.open;
-                    }
+                    Err(error) if error.wants_a_session() && sessions.open > 0 => sessions.limit = sessions.open,
                     Err(error) => return Err(error),
                 }
             } else {

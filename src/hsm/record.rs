@@ -98,28 +98,17 @@ impl Record {
             Attribute::Token(true),
             Attribute::Private(true),
             Attribute::Application(APPLICATION.to_vec()),
+            Attribute::Label(label_of(keyring)),
         ];
         for object in session.find_objects(&template)? {
-            let mut label = Vec::new();
-            let mut value = Vec::new();
-            let wanted = [AttributeType::Label, AttributeType::Value];
-            let attributes = match session.get_attributes(object, &wanted) {
-                // Replaced by another process after it was listed.
-                Err(error) => match Error::from(error) {
-                    Error::Call { ckr: Ckr(RvError::ObjectHandleInvalid), .. } => continue,
-                    error => return Err(error),
+            match session.get_attributes(object, &[AttributeType::Value]).map_err(Error::from) {
+                Ok(attributes) => match attributes.into_iter().next() {
+                    Some(Attribute::Value(value)) => record.add(object, &value)?,
+                    _ => return Err(Error::Record("a fact has no value".to_owned())),
                 },
-                Ok(attributes) => attributes,
-            };
-            for attribute in attributes {
-                match attribute {
-                    Attribute::Label(bytes) => label = bytes,
-                    Attribute::Value(bytes) => value = bytes,
-                    _ => {}
-                }
-            }
-            if label == label_of(keyring) {
-                record.add(object, &value)?;
+                // Replaced by another process after it was listed.
+                Err(Error::Call { ckr: Ckr(RvError::ObjectHandleInvalid), .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(record)

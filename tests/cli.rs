@@ -1,0 +1,514 @@
+//! The command line as its users meet it: good, bad, empty, huge, interrupted and repeated input.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+
+#[path = "support/softhsm.rs"]
+mod softhsm;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use hardwrap::store::{DatabaseUrl, Db};
+use serde_json::Value;
+use softhsm::{PIN, SoftHsm};
+
+/// A directory with a token, a configuration, and what the commands make there.
+struct Bench {
+    hsm: SoftHsm,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with("")
+    }
+
+    fn with(more: &str) -> Self {
+        let bench = Self { hsm: SoftHsm::new() };
+        bench.configure(&bench.hsm.site().uri(), more);
+        bench
+    }
+
+    fn configure(&self, uri: &str, more: &str) {
+        let text = format!(
+            "environment = \"test\"\n[token]\nuri = \"{uri}\"\n[database]\nurl = \"sqlite://{}\"\n{more}\n\
+             [[column]]\npreset = \"nr-llm\"\n\
+             [[column]]\ntable = \"customer\"\ncolumn = \"iban\"\nkey = \"id\"\nidentifier = \"shop:customer:iban\"\n\
+             row = \"id\"\n\
+             [[column]]\ntable = \"customer\"\ncolumn = \"motto\"\nkey = \"id\"\nidentifier = \"shop:customer:motto\"\n",
+            self.db().display()
+        );
+        fs::write(self.config(), text).unwrap();
+        fs::set_permissions(self.config(), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn config(&self) -> PathBuf {
+        self.hsm.site().dir().join("hardwrap.toml")
+    }
+
+    fn db(&self) -> PathBuf {
+        self.hsm.site().dir().join("app.db")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.hsm.site().command(env!("CARGO_BIN_EXE_hardwrap"));
+        command.arg("--config").arg(self.config()).args(arguments).env_remove("HARDWRAP_TEST_DIR");
+        command.current_dir(self.hsm.site().dir());
+        command
+    }
+
+    fn run(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut child = self
+            .command(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        thread::scope(|threads| {
+            threads.spawn(move || {
+                // A command that fails before it reads closes the pipe.
+                let _ = stdin.write_all(input);
+            });
+            child.wait_with_output().unwrap()
+        })
+    }
+
+    /// Runs what must succeed.
+    fn ok(&self, arguments: &[&str], input: &[u8]) -> Vec<u8> {
+        let done = self.run(arguments, input);
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+        done.stdout
+    }
+
+    /// Runs what must fail with `code`, on one clear line, with nothing on standard output.
+    fn fails(&self, code: i32, arguments: &[&str], input: &[u8]) -> String {
+        let done = self.run(arguments, input);
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(done.stdout.is_empty(), "{arguments:?} printed {:?}", text(&done.stdout));
+        assert!(said.starts_with("hardwrap: ") && said.lines().count() == 1, "{arguments:?}: {said}");
+        said
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let arguments = [&["--json"], arguments].concat();
+        serde_json::from_slice(&self.ok(&arguments, b"")).unwrap()
+    }
+
+    fn sql(&self, sql: &str) {
+        let done = Command::new("sqlite3").arg(self.db()).arg(sql).output().expect("sqlite3 runs: install sqlite3");
+        assert!(done.status.success(), "{}", text(&done.stderr));
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const IBAN: [&str; 4] = ["--column", "customer.iban", "--row", "7"];
+const MOTTO: [&str; 2] = ["--column", "customer.motto"];
+
+fn with<'a>(command: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
+    [&[command], rest].concat()
+}
+
+#[test]
+fn values_of_any_size_and_any_bytes_come_back() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let values: [&[u8]; 8] = [
+        b"",
+        b"x",
+        b"\n",
+        b"\xff\xfe not text \0",
+        &every_byte,
+        b"hw1:0001020304050607:e30=.AAAA",
+        &vec![0x61; 1 << 20],
+        &vec![0x62; 12 << 20],
+    ];
+    for value in values {
+        for place in [&IBAN[..], &MOTTO[..]] {
+            let sealed = bench.ok(&with("seal", place), value);
+            assert_eq!(sealed.is_empty(), value.is_empty(), "nothing of nothing");
+            assert!(!sealed.ends_with(b"\n"));
+            assert_eq!(bench.ok(&with("open", place), &sealed), value);
+            // A file or a terminal adds a newline; one is not part of a sealed text.
+            if !value.is_empty() {
+                assert_eq!(bench.ok(&with("open", place), &[&sealed[..], b"\n"].concat()), value);
+                bench.fails(1, &with("open", place), &[&sealed[..], b"\n\n"].concat());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_opens_nowhere_else() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    let sealed = bench.ok(&with("seal", &IBAN), b"DE02120300000000202051");
+    for place in [&["--column", "customer.iban", "--row", "8"][..], &MOTTO] {
+        let said = bench.fails(1, &with("open", place), &sealed);
+        assert!(said.contains("failed authentication"), "{said}");
+    }
+    // Another keyring on the same token knows no such key.
+    bench.configure(&bench.hsm.site().uri(), "");
+    let other = Bench { hsm: SoftHsm::new() };
+    other.configure(&other.hsm.site().uri(), "");
+    other.ok(&["init"], b"");
+    let said = other.fails(1, &with("open", &IBAN), &sealed);
+    assert!(said.contains("which the keyring does not hold"), "{said}");
+}
+
+#[test]
+fn wrong_input_gets_one_line_and_code_one_or_two() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    let sealed = bench.ok(&with("seal", &IBAN), b"x");
+    for (code, arguments, input, what) in [
+        (2, &["seal", "--column", "customer.nope"][..], &b"x"[..], "not registered"),
+        (2, &["seal", "--column", "customer.iban"], b"x", "bound to rows"),
+        (2, &["seal", "--column", "customer.motto", "--row", "7"], b"x", "not bound to rows"),
+        (2, &["seal", "--column", "customer.iban", "--row", ""], b"x", "never empty"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], b"plain", "not sealed"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], b"\xff\xfe", "not UTF-8"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], b"hw2:x", "unsupported"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], b"hw1:", "malformed"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], b"nrv1:e30=", "nr-vault"),
+        (1, &["open", "--column", "customer.iban", "--row", "7"], &sealed[..300], "malformed"),
+        (2, &["open", "--column", "customer.iban", "--key", "1"], b"", "no table customer"),
+        (1, &["open", "--column", "tx_nrllm_agentrun.queued_request", "--key", "1"], b"", "no row with that key"),
+    ] {
+        let said = bench.fails(code, arguments, input);
+        assert!(said.contains(what), "{arguments:?}: {said}");
+    }
+    let gone = Bench::new();
+    fs::remove_file(gone.config()).unwrap();
+    let said = gone.fails(2, &["status"], b"");
+    assert!(said.contains("cannot read configuration"), "{said}");
+    // clap's own refusals.
+    for arguments in [&["frob"][..], &["seal"], &["verify", "--all", "--sample", "3"], &["init", "--mechanism", "cbc"]]
+    {
+        assert_eq!(bench.run(arguments, b"").status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn init_is_repeatable_and_made_anew_only_where_nothing_would_be_lost() {
+    let bench = Bench::new();
+    let said = bench.fails(2, &["status"], b"");
+    assert!(said.contains("hardwrap init"), "{said}");
+    let first = bench.json(&["init"]);
+    let again = bench.json(&["init"]);
+    assert_eq!(first["key"]["kid"], again["key"]["kid"]);
+    assert_eq!(first["key_did"], "made");
+    assert_eq!(again["tables_changed"], false);
+    assert_eq!(bench.json(&["key", "list"])["databases"], serde_json::json!([first["database_identity"]]));
+    // The database holds an envelope, and the keyring, here another one, no key: refused.
+    bench.ok(&["demo"], b"");
+    let uri = bench.hsm.site().uri();
+    bench.configure(&uri, "");
+    let config = fs::read_to_string(bench.config()).unwrap();
+    fs::write(bench.config(), config.replace("[token]\n", "[token]\nkeyring = \"other\"\n")).unwrap();
+    let said = bench.fails(1, &["init"], b"");
+    assert!(said.contains("tx_nrllm_agentrun.queued_request") && said.contains("no key"), "{said}");
+    assert_eq!(bench.json(&["key", "list"])["keys"], serde_json::json!([]));
+}
+
+#[test]
+fn print_sql_needs_neither_token_nor_configuration() {
+    let done =
+        Command::new(env!("CARGO_BIN_EXE_hardwrap")).args(["init", "--print-sql"]).current_dir("/").output().unwrap();
+    assert!(done.status.success());
+    assert!(text(&done.stdout).contains("CREATE TABLE") && text(&done.stdout).contains("tx_nrllm_agentrun"));
+}
+
+#[test]
+fn the_demo_seals_and_opens_and_may_be_run_again() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    for _ in 0..2 {
+        let said = text(&bench.ok(&["demo"], b""));
+        assert!(said.contains("in the raw database files: 0 prompts"), "{said}");
+        assert!(said.ends_with("done.\n"), "{said}");
+    }
+    for file in ["app.db", "app.db-wal"] {
+        let raw = fs::read(bench.hsm.site().dir().join(file)).unwrap_or_default();
+        assert!(!raw.windows(12).any(|window| window == b"DEMO-SECRET-"), "{file}");
+    }
+    let opened = bench.ok(&["open", "--column", "tx_nrllm_agentrun.queued_request", "--key", "4"], b"");
+    assert!(text(&opened).contains("DEMO-SECRET-1"));
+    let production = fs::read_to_string(bench.config()).unwrap().replace("\"test\"", "\"production\"");
+    fs::write(bench.config(), production).unwrap();
+    bench.fails(2, &["demo"], b"");
+}
+
+#[test]
+fn verify_names_the_bad_rows_and_prints_no_value() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.sql("CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
+    let seal = |row: &str| text(&bench.ok(&["seal", "--column", "customer.iban", "--row", row], b"DE0212030-secret"));
+    let (one, two) = (seal("1"), seal("2"));
+    bench.sql(&format!(
+        "INSERT INTO customer (id, iban) VALUES (1, '{one}'), (2, '{two}'), (3, '{two}'), (4, 'clear-secret'), (5, NULL), \
+         (6, ''), (7, 'hw1:broken'), (8, x'fffe')"
+    ));
+    let done = bench.run(&["verify", "--column", "customer.iban", "--all"], b"");
+    assert_eq!(done.status.code(), Some(1));
+    let said = text(&done.stdout);
+    for part in [
+        "all 8 rows: 2 opened, 1 empty, 1 NULL, 4 BAD",
+        "key 3: Rejected",
+        "key 4: Cleartext",
+        "key 7: Malformed",
+        "key 8: NotText",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("secret"), "{said}");
+    let json = bench.run(&["--json", "verify", "--column", "customer.iban", "--all"], b"");
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json[0]["bad"].as_array().unwrap().len(), 4);
+    // The same counts by SQL, and the verdict for a program.
+    let status = bench.json(&["status"]);
+    let counted = &status["columns"][2];
+    assert_eq!((&counted["cleartext"], &counted["damaged"], &counted["null"]), (&2.into(), &1.into(), &1.into()));
+    assert_eq!(bench.run(&["status", "--check"], b"").status.code(), Some(1));
+    bench.sql("DELETE FROM customer WHERE id IN (3, 4, 7, 8)");
+    bench.ok(&["verify", "--column", "customer.iban", "--all"], b"");
+    assert_eq!(bench.run(&["status", "--check"], b"").status.code(), Some(3), "the preset still accepts cleartext");
+    let limited = bench.json(&["verify", "--column", "customer.iban", "--sample", "2"]);
+    assert_eq!(limited[0]["rows"], 2);
+}
+
+#[test]
+fn a_column_with_a_limit_refuses_what_would_not_fit() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    // SQLite itself would not mind.
+    bench.sql("CREATE TABLE customer (id INTEGER PRIMARY KEY, iban varchar(400), motto tinytext)");
+    bench.ok(&with("seal", &IBAN), &[b'x'; 40]);
+    let said = bench.fails(1, &with("seal", &IBAN), &[b'x'; 60]);
+    assert!(said.contains("customer.iban holds 400 bytes"), "{said}");
+    bench.fails(1, &with("seal", &MOTTO), b"x");
+    let said =
+        bench.fails(1, &["seal", "--column", "tx_nrllm_agentrun.queued_request", "--row", "u"], &vec![b'x'; 12 << 20]);
+    assert!(said.contains("holds 16777215 bytes"), "{said}");
+    bench.ok(&["seal", "--column", "tx_nrllm_agentrun.queued_request", "--row", "u"], &vec![b'x'; 1 << 20]);
+}
+
+#[test]
+fn a_wrong_pin_is_one_attempt_and_one_line() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    fs::write(bench.hsm.site().pin_file(), "wrong-pin-3301").unwrap();
+    let said = bench.fails(2, &with("seal", &IBAN), b"x");
+    assert!(said.contains("refused the PIN (CKR_PIN_INCORRECT)"), "{said}");
+    assert!(!said.contains("3301"), "{said}");
+    // The token remembers, so that no program uses up what is left.
+    let said = bench.fails(2, &["key", "list"], b"");
+    assert!(said.contains("CKF_USER_PIN_COUNT_LOW") && said.contains("--ask-pin"), "{said}");
+    // A person at a terminal may.
+    fs::write(bench.hsm.site().pin_file(), PIN).unwrap();
+    bench.fails(2, &["key", "list"], b"");
+    let line = format!("{} --config {} --ask-pin key list", env!("CARGO_BIN_EXE_hardwrap"), bench.config().display());
+    let mut typed = bench
+        .hsm
+        .site()
+        .command("script")
+        .args(["-qec", &line, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(std::time::Duration::from_millis(500));
+    typed.stdin.take().unwrap().write_all(format!("{PIN}\n").as_bytes()).unwrap();
+    let typed = typed.wait_with_output().unwrap();
+    assert!(typed.status.success(), "{}", text(&typed.stdout));
+    assert!(text(&typed.stdout).contains("active"), "{}", text(&typed.stdout));
+    bench.ok(&["key", "list"], b"");
+}
+
+#[test]
+fn the_pin_is_nowhere_to_be_seen() {
+    let bench = Bench::new();
+    let over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        let watch = threads.spawn(|| {
+            let mut seen = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                for process in fs::read_dir("/proc").unwrap().flatten() {
+                    let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+                    // Making other tests' tokens takes a PIN as an argument; that is softhsm2-util's.
+                    if text(&line).contains(PIN) && !text(&line).contains("softhsm2-util") {
+                        seen.push(text(&line));
+                    }
+                }
+            }
+            seen
+        });
+        for arguments in [
+            &["init"][..],
+            &["key", "list"],
+            &["--json", "key", "list"],
+            &["columns"],
+            &["status"],
+            &["--json", "status"],
+            &["demo"],
+            &["verify", "--all"],
+            &["seal", "--column", "customer.iban"],
+            &["open", "--column", "nope"],
+        ] {
+            let done = bench.command(arguments).env("RUST_LOG", "trace").env("RUST_BACKTRACE", "1").output().unwrap();
+            let said = text(&done.stdout) + &text(&done.stderr);
+            assert!(!said.contains(PIN), "{arguments:?}: {said}");
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(watch.join().unwrap(), Vec::<String>::new());
+    });
+    // A configuration with a fault is not quoted: it may hold what should not be shown (B70).
+    for broken in [
+        format!(
+            "[token]\nuri = \"pkcs11:token=x?module-path=/m.so&pin-value={PIN}\"\n[database]\nurl = \"sqlite://x\""
+        ),
+        format!("[token]\npin = \"{PIN}\"\n"),
+        format!("[token]\nuri = \"{PIN}\n"),
+        format!("[token]\nuri = 5 \"{PIN}\"\n"),
+        format!("[token]\nsessions = \"{PIN}\"\n"),
+        format!("[database]\nurl = \"oracle://scott:{PIN}@host/db\"\n[token]\nuri = \"{}\"", bench.hsm.site().uri()),
+    ] {
+        fs::write(bench.config(), &broken).unwrap();
+        let said = bench.fails(2, &["status"], b"");
+        assert!(!said.contains(PIN), "{said}");
+    }
+}
+
+#[test]
+fn a_pin_file_that_others_can_read_is_warned_of() {
+    let bench = Bench::new();
+    fs::set_permissions(bench.hsm.site().pin_file(), fs::Permissions::from_mode(0o644)).unwrap();
+    let done = bench.run(&["init"], b"");
+    assert!(done.status.success());
+    assert!(text(&done.stderr).contains("warning: PIN file") && text(&done.stderr).contains("chmod 600"));
+}
+
+#[test]
+fn a_configuration_that_others_can_write_is_not_used() {
+    let bench = Bench::new();
+    for mode in [0o620, 0o602, 0o666] {
+        fs::set_permissions(bench.config(), fs::Permissions::from_mode(mode)).unwrap();
+        let said = bench.fails(2, &["key", "list"], b"");
+        assert!(said.contains("others can write it"), "{said}");
+    }
+    fs::set_permissions(bench.config(), fs::Permissions::from_mode(0o644)).unwrap();
+    bench.ok(&["init"], b"");
+}
+
+#[test]
+fn variables_override_settings_and_unknown_ones_are_refused() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    let done = bench.command(&["--json", "status"]).env("HARDWRAP_ENVIRONMENT", "staging").output().unwrap();
+    let status: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(status["environment"], "staging");
+    let done = bench.command(&["status"]).env("HARDWRAP_TOKEN_URL", "typo").output().unwrap();
+    assert_eq!(done.status.code(), Some(2));
+    assert!(text(&done.stderr).contains("HARDWRAP_TOKEN_URL: there is no such setting"));
+    let done = bench.command(&["status"]).env("HARDWRAP_TOKEN_SESSIONS", "none").output().unwrap();
+    assert_eq!(done.status.code(), Some(2));
+}
+
+#[test]
+fn token_or_database_out_of_reach_is_code_four_and_nothing_is_printed() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.ok(&["demo"], b"");
+    let sealed = bench.ok(&with("seal", &IBAN), b"x");
+    bench.hsm.site().take_away();
+    bench.fails(4, &with("seal", &IBAN), b"x");
+    bench.fails(4, &with("open", &IBAN), &sealed);
+    bench.fails(4, &["status"], b"");
+    bench.fails(4, &["verify", "--all", "--column", "tx_nrllm_agentrun.queued_request"], b"");
+    bench.hsm.site().put_back();
+    assert_eq!(bench.ok(&with("open", &IBAN), &sealed), b"x");
+    let uri = bench.hsm.site().uri_with(&PathBuf::from("/nonexistent/module.so"), "prompt:");
+    bench.configure(&uri, "");
+    let said = bench.fails(2, &with("seal", &IBAN), b"x");
+    assert!(said.contains("cannot load PKCS#11 module /nonexistent/module.so"), "{said}");
+}
+
+#[test]
+fn init_killed_at_any_point_leaves_a_token_on_which_init_succeeds() {
+    let bench = Bench::new();
+    let site = bench.hsm.site();
+    bench.configure(&site.uri_with(&softhsm::fault_module(), &format!("file:{}", site.pin_file().display())), "");
+    let init = |rules: &str| {
+        site.set_faults(rules);
+        bench
+            .command(&["--json", "init"])
+            .env("HARDWRAP_FAULT_MODULE", softhsm::softhsm_module())
+            .env("HARDWRAP_FAULT", site.dir().join("faults"))
+            .output()
+            .unwrap()
+    };
+    // `ci/long` kills before and after every call; `ci/test` before the even and after the odd ones.
+    let long = std::env::var_os("HARDWRAP_LONG").is_some();
+    let passes: &[[&str; 2]] = if long { &[["kill"; 2], ["kill-after"; 2]] } else { &[["kill", "kill-after"]] };
+    let (mut killed, mut leftovers) = (0, 0);
+    for (pass, when) in passes.iter().enumerate() {
+        for call in 1.. {
+            // A keyring of its own each time, so that every call of making a key is reached.
+            let config = fs::read_to_string(bench.config()).unwrap();
+            let config: Vec<_> = config.lines().filter(|line| !line.starts_with("keyring")).collect();
+            let keyring = format!("[token]\nkeyring = \"keyring-{pass}-{call}\"");
+            fs::write(bench.config(), config.join("\n").replace("[token]", &keyring)).unwrap();
+            let done = init(&format!("any {call} {}", when[call % 2]));
+            if done.status.success() {
+                break;
+            }
+            assert_eq!(done.status.code(), None, "killed, not failed: {}", text(&done.stderr));
+            killed += 1;
+            let done = init("");
+            assert!(done.status.success(), "after {} at call {call}: {}", when[call % 2], text(&done.stderr));
+            let list = bench.command(&["--json", "key", "list"]).output().unwrap().stdout;
+            let list: Value = serde_json::from_slice(&list).unwrap();
+            let works = |key: &&Value| key["current"] == true && key["works"] == true;
+            assert_eq!(list["keys"].as_array().unwrap().iter().filter(works).count(), 1, "{list}");
+            leftovers += list["leftovers"].as_array().unwrap().len();
+        }
+    }
+    println!("{killed} kills, {leftovers} keys left in the making");
+    assert!(killed > 40, "init makes more calls than {killed}");
+    assert!(leftovers > 0, "some kills fall between making and recording a key");
+}
+
+#[test]
+fn two_inits_at_once_make_one_key() {
+    let bench = Bench::new();
+    let mut children: Vec<_> = (0..4)
+        .map(|_| bench.command(&["init"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    for child in &mut children {
+        let status = child.wait().unwrap();
+        assert!(status.success());
+    }
+    assert_eq!(bench.json(&["key", "list"])["keys"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_database_of_a_newer_hardwrap_is_refused() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.sql("UPDATE hardwrap_database SET oldest_version = '99.0.0'");
+    for arguments in [&["status"][..], &["init"]] {
+        let said = bench.fails(2, arguments, b"");
+        assert!(said.contains("99.0.0"), "{said}");
+    }
+    drop(Db::open(&format!("sqlite://{}", bench.db().display()).parse::<DatabaseUrl>().unwrap()).unwrap());
+}
