@@ -73,9 +73,11 @@ impl fmt::Debug for Codec {
 
 /// Everything of a seal but the drawing and the wrapping, so that the vectors can be sealed again byte for byte.
 fn seal_with(place: &Place<'_>, value: &[u8], dek: &Dek, iv: Iv, wrapped: WrappedDek) -> Result<String, Error> {
-    let longest =
-        Error::TooLarge { column: place.column().to_string(), needs: value.len() as u64, holds: aead::LONGEST };
-    let (payload, sum) = aead::seal(dek, &iv, place.context(), value).map_err(|aead::Rejected| longest)?;
+    let (payload, sum) = aead::seal(dek, &iv, place.context(), value).map_err(|aead::Rejected| Error::TooLarge {
+        column: place.column().to_string(),
+        needs: value.len() as u64,
+        holds: aead::LONGEST,
+    })?;
     Ok(envelope::write(&Front { wrapped, iv, sum, also: Vec::new() }, &payload))
 }
 

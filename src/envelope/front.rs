@@ -2,8 +2,6 @@
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use super::{Error, Marker, encoding};
 use crate::aead::{Iv, Sum};
 use crate::provider::{Alg, KeyId, WrappedBytes, WrappedDek};
@@ -23,37 +21,31 @@ pub struct Front {
 
 impl Front {
     /// Appends the canonical text.
-    ///
-    /// # Panics
-    /// Never: a header is plain strings, which always serialise.
     pub fn write(&self, text: &mut String) {
-        let dek = WrappedText::of(&self.wrapped);
-        let (iv, sum) = (encode(&self.iv), encode(&self.sum));
-        let also: Vec<_> =
-            self.also.iter().map(|further| (further.key.to_string(), WrappedText::of(further))).collect();
-        let header = Header {
-            alg: self.wrapped.alg().name(),
-            enc: ENC,
-            dek: &dek.dek,
-            dek_iv: dek.iv.as_deref(),
-            iv: &iv,
-            sum: &sum,
-            also: (!also.is_empty()).then(|| {
-                also.iter()
-                    .zip(&self.also)
-                    .map(|((kid, text), further)| Further {
-                        kid,
-                        alg: further.alg().name(),
-                        dek: &text.dek,
-                        dek_iv: text.iv.as_deref(),
-                    })
-                    .collect()
-            }),
-        };
+        let mut json = String::with_capacity(JSON_AT_MOST);
+        json.push_str("{\"alg\":\"");
+        json.push_str(self.wrapped.alg().name());
+        json.push_str("\",\"enc\":\"");
+        json.push_str(ENC);
+        json.push('"');
+        write_dek(&self.wrapped, &mut json);
+        write_bytes(",\"iv\":\"", &self.iv, &mut json);
+        write_bytes(",\"sum\":\"", &self.sum, &mut json);
+        let mut before = ",\"also\":[{\"kid\":\"";
+        for further in &self.also {
+            json.push_str(before);
+            json.push_str(&further.key.to_string());
+            json.push_str("\",\"alg\":\"");
+            json.push_str(further.alg().name());
+            json.push('"');
+            write_dek(further, &mut json);
+            json.push('}');
+            before = ",{\"kid\":\"";
+        }
+        json.push_str(if self.also.is_empty() { "}" } else { "]}" });
         text.push_str(Marker::HW1);
         text.push_str(&self.wrapped.key.to_string());
         text.push(':');
-        let json = serde_json::to_string(&header).expect("strings serialise");
         encoding::append(json.as_bytes(), text);
     }
 }
@@ -77,101 +69,128 @@ impl FromStr for Front {
         if json.len() > LONGEST_HEADER {
             return Err(Error::Malformed("header is longer than 8 KiB"));
         }
-        let header: Header<'_> = serde_json::from_slice(&json).map_err(|_| Error::Malformed("header"))?;
-        let again = serde_json::to_vec(&header).map_err(|_| Error::Malformed("header"))?;
-        if again != json {
-            return Err(Error::Malformed("header is not in canonical form"));
-        }
+        let json = str::from_utf8(&json).map_err(|_| Error::Malformed("header is not UTF-8"))?;
+        let header = Header::read(json).ok_or(Error::Malformed("header is not in canonical form"))?;
         if header.enc != ENC {
             return Err(Error::Unsupported("enc"));
         }
-        let also = match &header.also {
-            None => Vec::new(),
-            Some(also) if (1..=MOST_FURTHER).contains(&also.len()) => {
-                also.iter().map(Further::wrapped).collect::<Result<_, _>>()?
-            }
-            Some(_) => return Err(Error::Malformed("also: want 1 to 4 entries")),
+        if header.also.len() > MOST_FURTHER {
+            return Err(Error::Malformed("also: want 1 to 4 entries"));
+        }
+        let further = |(kid, dek): &(&str, DekText<'_>)| {
+            dek.wrapped(kid.parse().map_err(|_| Error::Malformed("also: key id"))?)
         };
         Ok(Self {
-            wrapped: wrapped(key, header.alg, header.dek, header.dek_iv)?,
+            wrapped: header.dek.wrapped(key)?,
             iv: encoding::decode_array(header.iv).ok_or(Error::Malformed("iv: want 12 bytes"))?,
             sum: encoding::decode_array(header.sum).ok_or(Error::Malformed("sum: want 32 bytes"))?,
-            also,
+            also: header.also.iter().map(further).collect::<Result<_, _>>()?,
         })
     }
 }
 
-/// The header as it stands in the text, keys in this order.
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+/// The header as it stands in the text.
 struct Header<'a> {
-    alg: &'a str,
     enc: &'a str,
-    dek: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dek_iv: Option<&'a str>,
+    dek: DekText<'a>,
     iv: &'a str,
     sum: &'a str,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    also: Option<Vec<Further<'a>>>,
+    also: Vec<(&'a str, DekText<'a>)>,
 }
 
-/// One entry of `also`.
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct Further<'a> {
-    kid: &'a str,
+/// A wrapped DEK as it stands in the text.
+struct DekText<'a> {
     alg: &'a str,
     dek: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     dek_iv: Option<&'a str>,
 }
 
-impl Further<'_> {
-    fn wrapped(&self) -> Result<WrappedDek, Error> {
-        let key = self.kid.parse().map_err(|_| Error::Malformed("also: key id"))?;
-        wrapped(key, self.alg, self.dek, self.dek_iv)
+impl<'a> Header<'a> {
+    /// Reads the one form there is, from left to right: no other order, key, blank or escape.
+    fn read(json: &'a str) -> Option<Self> {
+        let mut rest = Rest(json);
+        let alg = rest.string("{\"alg\":\"")?;
+        let enc = rest.string(",\"enc\":\"")?;
+        let dek = DekText::read(alg, &mut rest)?;
+        let iv = rest.string(",\"iv\":\"")?;
+        let sum = rest.string(",\"sum\":\"")?;
+        let mut also = Vec::new();
+        if let Some(kid) = rest.string(",\"also\":[{\"kid\":\"") {
+            let mut next = Some(kid);
+            while let Some(kid) = next {
+                let alg = rest.string(",\"alg\":\"")?;
+                also.push((kid, DekText::read(alg, &mut rest)?));
+                rest.take("}")?;
+                next = rest.string(",{\"kid\":\"");
+            }
+            rest.take("]")?;
+        }
+        (rest.0 == "}").then_some(Self { enc, dek, iv, sum, also })
     }
 }
 
-fn wrapped(key: KeyId, alg: &str, dek: &str, dek_iv: Option<&str>) -> Result<WrappedDek, Error> {
-    let bytes = match (Alg::from_name(alg).ok_or(Error::Unsupported("alg"))?, dek_iv) {
-        (Alg::A256Kw, None) => {
-            WrappedBytes::A256Kw(encoding::decode_array(dek).ok_or(Error::Malformed("dek: want 72 bytes"))?)
+impl<'a> DekText<'a> {
+    fn read(alg: &'a str, rest: &mut Rest<'a>) -> Option<Self> {
+        Some(Self { alg, dek: rest.string(",\"dek\":\"")?, dek_iv: rest.string(",\"dek_iv\":\"") })
+    }
+
+    fn wrapped(&self, key: KeyId) -> Result<WrappedDek, Error> {
+        let bytes = match (Alg::from_name(self.alg).ok_or(Error::Unsupported("alg"))?, self.dek_iv) {
+            (Alg::A256Kw, None) => {
+                WrappedBytes::A256Kw(encoding::decode_array(self.dek).ok_or(Error::Malformed("dek: want 72 bytes"))?)
+            }
+            (Alg::A256GcmKw, Some(iv)) => WrappedBytes::A256GcmKw {
+                iv: encoding::decode_array(iv).ok_or(Error::Malformed("dek_iv: want 12 bytes"))?,
+                bytes: encoding::decode_array(self.dek).ok_or(Error::Malformed("dek: want 48 bytes"))?,
+            },
+            (Alg::A256Kw, Some(_)) => return Err(Error::Malformed("dek_iv goes with A256GCMKW only")),
+            (Alg::A256GcmKw, None) => return Err(Error::Malformed("no dek_iv")),
+        };
+        Ok(WrappedDek { key, bytes })
+    }
+}
+
+/// What is not read yet.
+struct Rest<'a>(&'a str);
+
+impl<'a> Rest<'a> {
+    /// Takes `text`, if it stands here.
+    fn take(&mut self, text: &str) -> Option<()> {
+        self.0 = self.0.strip_prefix(text)?;
+        Some(())
+    }
+
+    /// Takes `before`, and a string up to its closing quote. No text of this format needs an escape.
+    fn string(&mut self, before: &str) -> Option<&'a str> {
+        let (string, rest) = self.0.strip_prefix(before)?.split_once('"')?;
+        if string.bytes().any(|c| c == b'\\' || c < b' ') {
+            return None;
         }
-        (Alg::A256GcmKw, Some(iv)) => WrappedBytes::A256GcmKw {
-            iv: encoding::decode_array(iv).ok_or(Error::Malformed("dek_iv: want 12 bytes"))?,
-            bytes: encoding::decode_array(dek).ok_or(Error::Malformed("dek: want 48 bytes"))?,
-        },
-        (Alg::A256Kw, Some(_)) => return Err(Error::Malformed("dek_iv goes with A256GCMKW only")),
-        (Alg::A256GcmKw, None) => return Err(Error::Malformed("no dek_iv")),
-    };
-    Ok(WrappedDek { key, bytes })
+        self.0 = rest;
+        Some(string)
+    }
 }
 
-/// A wrapped DEK as the header writes it.
-struct WrappedText {
-    dek: String,
-    iv: Option<String>,
-}
-
-impl WrappedText {
-    fn of(wrapped: &WrappedDek) -> Self {
-        match &wrapped.bytes {
-            WrappedBytes::A256Kw(bytes) => Self { dek: encode(bytes), iv: None },
-            WrappedBytes::A256GcmKw { iv, bytes } => Self { dek: encode(bytes), iv: Some(encode(iv)) },
+fn write_dek(wrapped: &WrappedDek, json: &mut String) {
+    match &wrapped.bytes {
+        WrappedBytes::A256Kw(bytes) => write_bytes(",\"dek\":\"", bytes, json),
+        WrappedBytes::A256GcmKw { iv, bytes } => {
+            write_bytes(",\"dek\":\"", bytes, json);
+            write_bytes(",\"dek_iv\":\"", iv, json);
         }
     }
 }
 
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(encoding::length(bytes.len()));
-    encoding::append(bytes, &mut text);
-    text
+fn write_bytes(before: &str, bytes: &[u8], json: &mut String) {
+    json.push_str(before);
+    encoding::append(bytes, json);
+    json.push('"');
 }
 
 /// A header is at most this long, in bytes of JSON.
 pub const LONGEST_HEADER: usize = 8192;
 
+/// Room for a header without further keys.
+const JSON_AT_MOST: usize = 216;
 const ENC: &str = "A256GCM";
 const MOST_FURTHER: usize = 4;

@@ -10,7 +10,7 @@ use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use jiff::Timestamp;
 
 use super::error::Recovery;
-use super::keyset::{Found, Seen, making};
+use super::keyset::{Found, KeySet, Seen, making};
 use super::module::lock;
 use super::pool::{Lease, Pool};
 use super::record::{self, Canary};
@@ -240,20 +240,20 @@ impl Keyring {
 
 impl KeyProvider for Keyring {
     fn current(&self) -> Result<MasterKey, ProviderError> {
-        let current = |lease: &Lease| {
-            let current = lease.keys().current();
-            let doubled = current.and_then(|key| lease.keys().get(key.id)).is_some_and(|found| found.doubled);
-            Ok(match current {
+        let current = |keys: &KeySet| {
+            let current = keys.current();
+            let doubled = current.and_then(|key| keys.get(key.id)).is_some_and(|found| found.doubled);
+            match current {
                 Some(key) if doubled => Err(Error::TwoKeys(key.id)),
                 current => Ok(current),
-            })
+            }
         };
-        match self.pool.with(current).map_err(unavailable)?.map_err(unavailable)? {
+        match self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)? {
             Some(key) => Ok(key),
             // Another process may have made one since.
             None => {
                 self.pool.refresh().map_err(unavailable)?;
-                let again = self.pool.with(current).map_err(unavailable)?.map_err(unavailable)?;
+                let again = self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)?;
                 again.ok_or(ProviderError::NoCurrentKey)
             }
         }

@@ -53,6 +53,7 @@ struct Sessions {
     idle: Vec<Session>,
     open: usize,
     limit: usize,
+    waiting: usize,
 }
 
 /// A session on loan. While it lives, nobody re-initialises the module.
@@ -114,6 +115,16 @@ impl Pool {
             step => self.recover(step, generation)?,
         }
         self.attempt(&mut work).map_err(|(error, _)| error)
+    }
+
+    /// Lends what the connection found, for what asks the token nothing: where there is a connection, that takes no
+    /// session.
+    pub(super) fn with_keys<T>(&self, work: impl Fn(&KeySet) -> T) -> Result<T, Error> {
+        let connection = lock(&self.state).connection.clone();
+        match connection {
+            Some(connection) if connection.epoch == self.module.epoch() => Ok(work(&connection.keys)),
+            _ => self.with(|lease| Ok(work(lease.keys()))),
+        }
     }
 
     /// Lends a session to `work`, which runs at most once.
@@ -243,7 +254,7 @@ impl Connection {
                 return Err(error);
             }
         };
-        let sessions = Sessions { idle: vec![session], open: 1, limit: settings.sessions.max(1) };
+        let sessions = Sessions { idle: vec![session], open: 1, limit: settings.sessions.max(1), waiting: 0 };
         Ok(Self {
             module,
             generation,
@@ -274,7 +285,9 @@ impl Connection {
                     Err(error) => return Err(error),
                 }
             } else {
+                sessions.waiting += 1;
                 sessions = self.returned.wait(sessions).unwrap_or_else(PoisonError::into_inner);
+                sessions.waiting -= 1;
             }
         }
     }
@@ -294,8 +307,11 @@ impl Connection {
         } else {
             sessions.idle.push(session);
         }
-        drop(sessions);
-        self.returned.notify_one();
+        // Waking is a system call, also where nobody waits.
+        if sessions.waiting > 0 {
+            drop(sessions);
+            self.returned.notify_one();
+        }
     }
 }
 
