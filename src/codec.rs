@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use crate::aead::{self, Iv};
 use crate::column::{Cleartext, Place};
 use crate::envelope::{self, Envelope, Front, Marker};
@@ -32,9 +34,7 @@ impl Codec {
         }
         let key = self.keys.current()?;
         fits(place, value, envelope::sealed_length(key.alg, value.len()))?;
-        let dek = Dek::init(|dek| random(dek))?;
-        let mut iv: Iv = [0; 12];
-        random(&mut iv)?;
+        let (dek, iv) = draw()?;
         let wrapped = self.keys.wrap(key.id, &dek, &place.context().aad())?;
         seal_with(place, value, &dek, iv, wrapped)
     }
@@ -69,6 +69,18 @@ impl fmt::Debug for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Codec(..)")
     }
+}
+
+/// Draws a DEK and a nonce in one call to the operating system, which costs more than the bytes.
+fn draw() -> Result<(Dek, Iv), ProviderError> {
+    let mut drawn = Zeroizing::new([0; 44]);
+    random(drawn.as_mut_slice())?;
+    let (iv, rest) = drawn.split_first_chunk().expect("44 bytes are an IV of 12 and a DEK of 32");
+    let dek = Dek::init(|dek| {
+        dek.copy_from_slice(rest);
+        Ok::<_, ProviderError>(())
+    })?;
+    Ok((dek, *iv))
 }
 
 /// Everything of a seal but the drawing and the wrapping, so that the vectors can be sealed again byte for byte.

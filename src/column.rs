@@ -6,9 +6,7 @@ use std::fmt;
 
 use crate::provider::Aad;
 
-/// What a value is bound to, byte for byte (DESIGN §4):
-/// `"hw1" 00 enc 00 len32(identifier) identifier bound [len32(row) row]`, len32 = u32 big-endian, bound = 01 where the
-/// column is bound to rows, else 00 and nothing after. Only [`Column::at`] makes one.
+/// What a value is bound to, byte for byte as [`crate::envelope`] describes it. Only [`Column::at`] makes one.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Context(Vec<u8>);
 

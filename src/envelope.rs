@@ -15,6 +15,21 @@
 //!   also    absent, or 1 to 4 of {"kid","alg","dek","dek_iv"?}: the same DEK wrapped to further keys
 //! ```
 //!
+//! Everything is bound to where the value stands, its context:
+//!
+//! ```text
+//! context := "hw1" 00 enc 00 len32(identifier) identifier bound [len32(row) row]
+//!            len32: u32 big-endian; bound: 01 where the column is bound to rows, else 00 and nothing after
+//! payload := AES-256-GCM(key = DEK, nonce = iv, aad = context)          SP 800-38D
+//! dek     := A256GCMKW: AES-256-GCM(key = master key, iv = dek_iv, aad = "hw1-dek" 00 context) of the DEK
+//!            A256KW: AES Key Wrap (RFC 3394) of DEK ‖ SHA-256("hw1-dek" 00 context)
+//! sum     := HMAC-SHA256(key = HKDF-SHA256(ikm = DEK, no salt, info "hardwrap-checksum-v1"),
+//!                        message = iv ‖ tag ‖ context)                   RFC 2104, RFC 5869
+//! ```
+//!
+//! identifier and row are UTF-8; a row is the text of the row column: integers decimal, UUIDs lower-case with hyphens,
+//! text exactly as stored, never empty. An empty value is stored as an empty text, never as a ciphertext of nothing.
+//!
 //! There is one canonical form: standard base64, padded (RFC 4648 §4); a header that does not serialise back to the
 //! same bytes, has an unknown key, or is longer than 8 KiB is malformed. What stands before the first dot is the
 //! [`Front`]: a re-wrap replaces it and never needs the payload.

@@ -77,9 +77,8 @@ impl FromStr for Front {
         if header.also.len() > MOST_FURTHER {
             return Err(Error::Malformed("also: want 1 to 4 entries"));
         }
-        let further = |(kid, dek): &(&str, DekText<'_>)| {
-            dek.wrapped(kid.parse().map_err(|_| Error::Malformed("also: key id"))?)
-        };
+        let further =
+            |(kid, dek): &(&str, DekText<'_>)| dek.wrapped(kid.parse().map_err(|_| Error::Malformed("also: key id"))?);
         Ok(Self {
             wrapped: header.dek.wrapped(key)?,
             iv: encoding::decode_array(header.iv).ok_or(Error::Malformed("iv: want 12 bytes"))?,

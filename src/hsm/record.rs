@@ -77,22 +77,26 @@ pub(super) struct Record {
     pub(super) keys: BTreeMap<KeyId, KeyFact>,
     /// Identities of the databases that use this keyring, with the time each was first noted.
     pub(super) databases: BTreeMap<String, Timestamp>,
-    /// Reservations of wraps, by key.
-    uses: BTreeMap<KeyId, Vec<(ObjectHandle, Reservation)>>,
+    /// Reservations of wraps, by key, and the objects they stand in.
+    uses: BTreeMap<KeyId, Vec<Reservation>>,
+    objects: BTreeMap<KeyId, Vec<ObjectHandle>>,
 }
 
-/// One reservation of wraps under A256GCMKW.
-#[derive(Clone, Debug)]
+/// A reservation of wraps under A256GCMKW. Each replaces all that its writer saw, so that one stands in quiet times.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 struct Reservation {
     id: String,
-    count: u64,
+    /// This block.
+    own: u64,
+    /// Everything reserved that the writer knew of, this block included.
+    total: u64,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     replaces: BTreeSet<String>,
 }
 
 impl Record {
     /// Reads all facts of `keyring`.
     pub(super) fn read(session: &Session, keyring: &str) -> Result<Self, Error> {
-        let mut record = Self::default();
         let template = [
             Attribute::Class(ObjectClass::DATA),
             Attribute::Token(true),
@@ -100,21 +104,28 @@ impl Record {
             Attribute::Application(APPLICATION.to_vec()),
             Attribute::Label(label_of(keyring)),
         ];
-        for object in session.find_objects(&template)? {
-            match session.get_attributes(object, &[AttributeType::Value]).map_err(Error::from) {
-                Ok(attributes) => match attributes.into_iter().next() {
-                    Some(Attribute::Value(value)) => record.add(object, &value)?,
-                    _ => return Err(Error::Record("a fact has no value".to_owned())),
-                },
-                // Replaced by another process after it was listed.
-                Err(Error::Call { ckr: Ckr(RvError::ObjectHandleInvalid), .. }) => {}
-                Err(error) => return Err(error),
+        // A fact that another process replaces after the objects were listed is in neither list: begin anew.
+        for _ in 0..READINGS {
+            let mut record = Self::default();
+            let mut whole = true;
+            for object in session.find_objects(&template)? {
+                match session.get_attributes(object, &[AttributeType::Value]).map_err(Error::from) {
+                    Ok(attributes) => match attributes.into_iter().next() {
+                        Some(Attribute::Value(value)) => record.add(object, Self::parse(&value)?)?,
+                        _ => return Err(Error::Record("a fact has no value".to_owned())),
+                    },
+                    Err(Error::Call { ckr: Ckr(RvError::ObjectHandleInvalid), .. }) => whole = false,
+                    Err(error) => return Err(error),
+                }
+            }
+            if whole {
+                return Ok(record);
             }
         }
-        Ok(record)
+        Err(Error::Answer("the keyring record changes faster than it can be read"))
     }
 
-    fn add(&mut self, object: ObjectHandle, value: &[u8]) -> Result<(), Error> {
+    fn parse(value: &[u8]) -> Result<Fact, Error> {
         // The version first, so that a newer record is called newer and not damaged.
         #[derive(Deserialize)]
         struct Version {
@@ -126,7 +137,11 @@ impl Record {
             return Err(Error::Record(format!("a newer hardwrap wrote it (version {})", version.v)));
         }
         let stored: Stored = serde_json::from_slice(value).map_err(damaged)?;
-        match stored.fact {
+        Ok(stored.fact)
+    }
+
+    fn add(&mut self, object: ObjectHandle, fact: Fact) -> Result<(), Error> {
+        match fact {
             Fact::Key(text) => {
                 let key = text.read().ok_or_else(|| Error::Record("a key's fact is not well formed".to_owned()))?;
                 match self.keys.get_mut(&key.kid) {
@@ -143,9 +158,10 @@ impl Record {
                     }
                 }
             }
-            Fact::Uses { kid, id, count, replaces } => {
+            Fact::Uses { kid, reservation } => {
                 let kid = kid.parse().map_err(|_| Error::Record("uses of no key".to_owned()))?;
-                self.uses.entry(kid).or_default().push((object, Reservation { id, count, replaces }));
+                self.uses.entry(kid).or_default().push(reservation);
+                self.objects.entry(kid).or_default().push(object);
             }
             Fact::Database { identity, noted } => {
                 let earliest = self.databases.entry(identity).or_insert(noted);
@@ -155,30 +171,31 @@ impl Record {
         Ok(())
     }
 
-    /// How many wraps of `kid` are reserved. Reservations that were replaced by a sum are not counted; counting one
-    /// twice, as two processes that sum at once may make it, errs to the safe side.
+    /// How many wraps of `kid` are reserved: what the one who knows most knew, and the blocks of those who reserved at
+    /// the same moment. Only a block that one of two such writers saw and the other did not can be missed, when both
+    /// replace; that is why the limit is half of what the algorithm allows.
     pub(super) fn reserved(&self, kid: KeyId) -> u64 {
-        let Some(all) = self.uses.get(&kid) else { return 0 };
-        let replaced: BTreeSet<&String> = all.iter().flat_map(|(_, one)| &one.replaces).collect();
-        all.iter().filter(|(_, one)| !replaced.contains(&one.id)).map(|(_, one)| one.count).sum()
+        let all = self.uses.get(&kid).map_or(&[][..], Vec::as_slice);
+        let replaced: BTreeSet<&String> = all.iter().flat_map(|one| &one.replaces).collect();
+        let standing = || all.iter().filter(|one| !replaced.contains(&one.id));
+        let Some(most) = standing().max_by_key(|one| one.total) else { return 0 };
+        let others = standing().filter(|one| one.id != most.id).map(|one| one.own);
+        others.fold(most.total, u64::saturating_add)
     }
 
-    /// Reserves `count` more wraps of `kid` and, where many reservations have gathered, replaces them by their sum.
-    pub(super) fn reserve(&self, session: &Session, keyring: &str, kid: KeyId, count: u64) -> Result<(), Error> {
+    /// Reserves `own` more wraps of `kid`.
+    pub(super) fn reserve(&self, session: &Session, keyring: &str, kid: KeyId, own: u64) -> Result<(), Error> {
         let all = self.uses.get(&kid).map_or(&[][..], Vec::as_slice);
-        let summed = all.len() >= RESERVATIONS_AT_MOST;
-        let fact = Fact::Uses {
-            kid: kid.to_string(),
+        let reservation = Reservation {
             id: uuid::Uuid::new_v4().simple().to_string(),
-            count: if summed { count + self.reserved(kid) } else { count },
-            replaces: if summed { all.iter().map(|(_, one)| one.id.clone()).collect() } else { BTreeSet::new() },
+            own,
+            total: self.reserved(kid).saturating_add(own),
+            replaces: all.iter().map(|one| one.id.clone()).collect(),
         };
-        write(session, keyring, fact)?;
-        if summed {
-            for (object, _) in all {
-                // Another process may have destroyed it: it is replaced all the same.
-                let _ = session.destroy_object(*object);
-            }
+        write(session, keyring, Fact::Uses { kid: kid.to_string(), reservation })?;
+        for object in self.objects.get(&kid).into_iter().flatten() {
+            // Another process may have destroyed it: it is replaced all the same.
+            let _ = session.destroy_object(*object);
         }
         Ok(())
     }
@@ -251,17 +268,8 @@ struct Stored {
 #[serde(tag = "fact", rename_all = "kebab-case")]
 enum Fact {
     Key(KeyText),
-    Uses {
-        kid: String,
-        id: String,
-        count: u64,
-        #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-        replaces: BTreeSet<String>,
-    },
-    Database {
-        identity: String,
-        noted: Timestamp,
-    },
+    Uses { kid: String, reservation: Reservation },
+    Database { identity: String, noted: Timestamp },
 }
 
 #[derive(Deserialize, Serialize)]
@@ -317,5 +325,57 @@ fn array<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 const APPLICATION: &[u8] = b"hardwrap";
 const VERSION: u32 = 1;
-/// From this many reservations of one key on, the next one sums them up.
-const RESERVATIONS_AT_MOST: usize = 16;
+/// How often the record is read again because another process replaced a fact in the middle.
+const READINGS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reservation: id, own, total, replaced ids.
+    type Line<'a> = (&'a str, u64, u64, &'a [&'a str]);
+
+    fn record(all: &[Line<'_>]) -> (Record, KeyId) {
+        let kid = KeyId::new(1, [0; 6]);
+        let reservation = |(id, own, total, replaces): &Line<'_>| Reservation {
+            id: (*id).to_owned(),
+            own: *own,
+            total: *total,
+            replaces: replaces.iter().map(|id| (*id).to_owned()).collect(),
+        };
+        let uses = [(kid, all.iter().map(reservation).collect())].into();
+        (Record { uses, ..Record::default() }, kid)
+    }
+
+    #[test]
+    fn reservations_made_at_the_same_moment_are_all_counted_and_never_doubled() {
+        for (all, reserved) in [
+            (&[][..], 0),
+            (&[("a", 16, 16, &[][..])][..], 16),
+            // Written, and the replaced one not destroyed yet.
+            (&[("a", 16, 116, &[]), ("b", 256, 372, &["a"])], 372),
+            // Two at once, both from a.
+            (&[("b", 16, 116, &["a"]), ("c", 16, 116, &["a"])], 132),
+            // One of them replaced by one who saw both, and by one who saw one.
+            (&[("d", 16, 148, &["b", "c"]), ("e", 16, 132, &["b"])], 164),
+            (&[("z", u64::MAX, u64::MAX, &[]), ("y", 1, 1, &[])], u64::MAX),
+        ] {
+            let (record, kid) = record(all);
+            assert_eq!(record.reserved(kid), reserved, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn a_fact_of_a_newer_version_or_an_unknown_kind_is_refused() {
+        for (fact, said) in [
+            (&br#"{"v":2,"fact":"key"}"#[..], "newer hardwrap"),
+            (br#"{"v":1,"fact":"closed-column"}"#, "not a fact"),
+            (br#"{"v":1,"fact":"key","kid":"x"}"#, "not a fact"),
+            (b"not json", "not a fact"),
+            (b"", "not a fact"),
+        ] {
+            let error = Record::parse(fact).err().expect("refused").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

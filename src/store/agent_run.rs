@@ -2,7 +2,7 @@
 //!
 //! Both sealed columns stay in the row while a run is **running**, and a requeued run keeps its request: a worker that
 //! dies must not take the run with it. They are emptied when the run ends, and only then. Who reads the database and
-//! holds a key can therefore open the state of every unfinished run (`nr-vault.md`, O15); a claim empties nothing.
+//! holds a key can therefore open the state of every unfinished run; a claim empties nothing.
 //!
 //! Times are unix seconds, given by the caller.
 
