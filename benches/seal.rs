@@ -26,7 +26,7 @@ use softhsm::SoftHsm;
 const ROUTES: [Route; 2] = [Route::GcmCallerIv, Route::KwWrap];
 const SIZES: [(&str, usize); 3] = [("1 KiB", 1 << 10), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20)];
 /// How long a round of one side takes, about: long against the clock, short against what disturbs the machine.
-const ROUND: Duration = Duration::from_millis(4);
+const ROUND: Duration = Duration::from_millis(1);
 const TOKEN: &str = "HARDWRAP_BENCH_TOKEN";
 
 fn main() -> ExitCode {

@@ -282,3 +282,21 @@ fn a_general_error_at_login_stops_unless_the_pin_was_accepted_before() {
         fs::write(site.pin_file(), softhsm::PIN).unwrap();
     });
 }
+
+#[test]
+fn sixteen_threads_that_start_at_once_log_in_once() {
+    SoftHsm::faulty("sixteen_threads_that_start_at_once_log_in_once", |site| {
+        drop(ready(site, "auto"));
+        let log = site.dir().join("calls");
+        site.set_faults(&format!("log {}", log.display()));
+        let keyring = keyring_named(site, "hardwrap");
+        thread::scope(|threads| {
+            for _ in 0..16 {
+                threads.spawn(|| assert!(opens(&keyring, &wrap(&keyring).unwrap())));
+            }
+        });
+        let calls = fs::read_to_string(&log).unwrap();
+        assert_eq!(calls.matches("C_Login ").count(), 1);
+        assert!(calls.matches("C_OpenSession ").count() <= 8, "the pool is bounded");
+    });
+}

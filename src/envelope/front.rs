@@ -79,11 +79,12 @@ impl FromStr for Front {
         }
         let further =
             |(kid, dek): &(&str, DekText<'_>)| dek.wrapped(kid.parse().map_err(|_| Error::Malformed("also: key id"))?);
+        let also = header.also.iter().map(further).collect::<Result<_, _>>()?;
         Ok(Self {
             wrapped: header.dek.wrapped(key)?,
             iv: encoding::decode_array(header.iv).ok_or(Error::Malformed("iv: want 12 bytes"))?,
             sum: encoding::decode_array(header.sum).ok_or(Error::Malformed("sum: want 32 bytes"))?,
-            also: header.also.iter().map(further).collect::<Result<_, _>>()?,
+            also,
         })
     }
 }
