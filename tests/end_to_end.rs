@@ -215,3 +215,32 @@ fn two_processes_seal_and_open_on_one_token_and_one_database_at_once() {
         assert!(reserved >= 4 * rounds as u64, "{reserved}");
     });
 }
+
+#[test]
+fn many_short_lived_processes_on_one_token_all_succeed() {
+    SoftHsm::isolated("many_short_lived_processes_on_one_token_all_succeed", |site| {
+        drop(keeper(site, "refuse"));
+        let rounds = if env::var_os("HARDWRAP_LONG").is_some() { 50 } else { 10 };
+        for round in 0..rounds {
+            // SoftHSM2 rewrites the token's file at every login, and these log in at the same moment.
+            let sealers: Vec<_> = (0..6)
+                .map(|_| {
+                    let mut sealer = site.command(env!("CARGO_BIN_EXE_hardwrap"));
+                    sealer.arg("--config").arg(site.dir().join("hardwrap.toml"));
+                    sealer.args(["seal", "--column", "tx_nrllm_agentrun.queued_request", "--row", "r"]);
+                    sealer.env_remove("HARDWRAP_TEST_DIR").env_remove("HARDWRAP_FAULT");
+                    sealer
+                        .stdin(fs::File::open(site.pin_file()).unwrap())
+                        .stdout(Stdio::piped())
+                        .stderr(Stdio::piped());
+                    sealer.spawn().unwrap()
+                })
+                .collect();
+            for sealer in sealers {
+                let done = sealer.wait_with_output().unwrap();
+                assert!(done.status.success(), "round {round}: {}", String::from_utf8_lossy(&done.stderr));
+                assert!(done.stdout.starts_with(b"hw1:"));
+            }
+        }
+    });
+}

@@ -1,15 +1,16 @@
 //! Tokens that misbehave, by the fault module between us and SoftHSM2: what real tokens do and SoftHSM2 never does.
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hardwrap::hsm::{Choice, Error, Keyring, Made, Route, Settings};
-use hardwrap::provider::{Aad, KeyProvider, ProviderError, WrappedBytes, WrappedDek};
+use hardwrap::hsm::{Choice, Error, Keyring, Made, Route, Settings, Verdict};
+use hardwrap::provider::{Aad, KeyId, KeyProvider, ProviderError, WrappedBytes, WrappedDek};
 use hardwrap::secret::Dek;
 use softhsm::{Site, SoftHsm};
 
@@ -139,17 +140,18 @@ fn a_slot_that_cannot_be_read_hides_no_other() {
         site.set_faults("token-info-clock-garbage");
         let keyring = ready(site, "auto");
         assert!(opens(&keyring, &wrap(&keyring).unwrap()));
-        // The first slot answers DEVICE_ERROR, the others answer.
-        site.set_faults("C_GetTokenInfo 1 0x30");
-        let other = keyring_named(site, "hardwrap");
-        let outcome = other.connect();
-        site.set_faults("");
-        // SoftHSM2's order of slots is by serial: either the token was found, or the message lists what was.
-        if let Err(error) = outcome {
+        // SoftHSM2 shows three slots: two tokens, and one to be initialised. Each in turn cannot be read, in every try.
+        let uri = site.faulty_uri().replace("token=hardwrap-test", "token=nowhere");
+        let mut listed = 0;
+        for slot in 1..=3 {
+            let rules: Vec<_> = (0..20).map(|tried| format!("C_GetTokenInfo {} 0x30", slot + 3 * tried)).collect();
+            site.set_faults(&rules.join("\n"));
+            let error = Keyring::new(Settings::new(uri.parse().unwrap())).unwrap().connect().unwrap_err();
             let said = error.to_string();
             assert!(said.contains("cannot be read (C_GetTokenInfo failed: CKR_DEVICE_ERROR)"), "{said}");
-            assert!(said.contains("token=\"another\""), "{said}");
+            listed += said.matches("token=\"another\"").count() + said.matches("token=\"hardwrap-test\"").count();
         }
+        assert_eq!(listed, 1 + 1 + 2, "what can be read is listed");
     });
 }
 
@@ -265,21 +267,180 @@ fn a_login_that_fails_for_the_session_is_not_held_against_the_pin() {
 }
 
 #[test]
-fn a_general_error_at_login_stops_unless_the_pin_was_accepted_before() {
-    SoftHsm::faulty("a_general_error_at_login_stops_unless_the_pin_was_accepted_before", |site| {
+fn a_general_error_at_the_first_login_is_taken_for_a_wrong_pin() {
+    SoftHsm::faulty("a_general_error_at_the_first_login_is_taken_for_a_wrong_pin", |site| {
         let log = site.dir().join("calls");
-        let fault = format!("C_Login * 0x5\nlog {}", log.display());
         let logins = || fs::read_to_string(&log).unwrap_or_default().matches("C_Login ").count();
-        site.set_faults(&fault);
-        // ePass2003 says so for a wrong PIN, and its flags do not move (B77): not tried again.
-        let keyring = keyring_named(site, "hardwrap");
-        for _ in 0..3 {
-            assert!(keyring.connect().is_err());
-            thread::sleep(Duration::from_millis(1050));
+        // ePass2003 says so for a wrong PIN, and its flags do not move (B77); or the token goes right after.
+        for (index, more) in ["", "C_GetTokenInfo 4 0x30\nC_GetTokenInfo 3 0x30"].into_iter().enumerate() {
+            site.set_faults(&format!("C_Login * 0x5\nlog {}\n{more}", log.display()));
+            let keyring = keyring_named(site, "hardwrap");
+            // Another PIN value each time: what was refused is remembered for the whole process.
+            fs::write(site.pin_file(), format!("pin-value-{index}")).unwrap();
+            for _ in 0..3 {
+                assert!(keyring.connect().is_err());
+                thread::sleep(Duration::from_millis(1050));
+            }
+            assert_eq!(logins(), index + 1, "{more}");
         }
-        assert_eq!(logins(), 1);
-        // A changed PIN value is a new value: here it is the right one, written otherwise.
-        fs::write(site.pin_file(), softhsm::PIN).unwrap();
+    });
+}
+
+#[test]
+fn a_general_error_at_login_is_an_outage_where_the_pin_was_accepted_before() {
+    SoftHsm::faulty("a_general_error_at_login_is_an_outage_where_the_pin_was_accepted_before", |site| {
+        let keyring = ready(site, "aes-gcm");
+        let wrapped = wrap(&keyring).unwrap();
+        // The session goes, and the token answers nonsense for a while (B05).
+        site.set_faults("C_Decrypt * 0xb3\nC_Login * 0x5");
+        assert!(matches!(keyring.unwrap(&wrapped, &aad()), Err(ProviderError::Unavailable(_))));
+        site.set_faults("");
+        thread::sleep(Duration::from_millis(1050));
+        assert!(opens(&keyring, &wrapped));
+    });
+}
+
+#[test]
+fn more_threads_than_sessions_all_come_back_from_an_outage() {
+    SoftHsm::faulty("more_threads_than_sessions_all_come_back_from_an_outage", |site| {
+        let keyring = ready(site, "aes-gcm");
+        let wrapped = wrap(&keyring).unwrap();
+        let over = AtomicBool::new(false);
+        let done = AtomicUsize::new(0);
+        site.set_faults("C_Decrypt * 0x30\nC_OpenSession * 0x30");
+        thread::scope(|threads| {
+            for _ in 0..24 {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = keyring.unwrap(&wrapped, &aad());
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            thread::sleep(Duration::from_secs(2));
+            site.set_faults("");
+            over.store(true, Ordering::Relaxed);
+            let began = Instant::now();
+            while done.load(Ordering::Relaxed) < 24 {
+                if began.elapsed() > Duration::from_secs(20) {
+                    // The threads hang, and the scope would wait for them.
+                    println!("{} of 24 threads came back", done.load(Ordering::Relaxed));
+                    std::process::exit(1);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        thread::sleep(Duration::from_millis(1050));
+        assert!(opens(&keyring, &wrapped));
+    });
+}
+
+#[test]
+fn reading_the_keyring_again_disturbs_nobody_on_a_token_with_one_session() {
+    SoftHsm::faulty("reading_the_keyring_again_disturbs_nobody_on_a_token_with_one_session", |site| {
+        site.set_faults("sessions 1");
+        let keyring = ready(site, "aes-gcm");
+        let wrapped = wrap(&keyring).unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        assert!(opens(&keyring, &wrapped));
+                    }
+                });
+            }
+            for forged in 0..10u8 {
+                let forged = WrappedDek { key: KeyId::new(7, [forged; 6]), ..wrapped.clone() };
+                let answer = keyring.unwrap(&forged, &aad());
+                assert!(matches!(answer, Err(ProviderError::UnknownKey(_))), "{answer:?}");
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn one_ambiguous_answer_makes_no_second_key_and_forgets_none() {
+    SoftHsm::faulty("one_ambiguous_answer_makes_no_second_key_and_forgets_none", |site| {
+        let keyring = ready(site, "aes-gcm");
+        let wrapped = wrap(&keyring).unwrap();
+        site.set_faults("C_Decrypt 1 0x5 after");
+        let fresh = keyring_named(site, "hardwrap");
+        assert!(matches!(fresh.init(Choice::Auto).unwrap(), Made::Nothing(..)));
+        // A canary that is silent all the time: no key is made in its place, and nothing is said of the values.
+        site.set_faults("C_Decrypt * 0x5 after");
+        let fresh = keyring_named(site, "hardwrap");
+        assert!(matches!(fresh.init(Choice::Auto), Err(Error::Silent(_))));
+        let answer = fresh.unwrap(&wrapped, &aad());
+        assert!(matches!(answer, Err(ProviderError::Unavailable(_))), "{answer:?}");
+        site.set_faults("");
+        assert!(opens(&fresh, &wrapped));
+    });
+}
+
+#[test]
+fn a_record_written_by_a_call_that_failed_is_finished_and_its_key_is_kept() {
+    SoftHsm::faulty("a_record_written_by_a_call_that_failed_is_finished_and_its_key_is_kept", |site| {
+        let keyring = keyring_named(site, "hardwrap");
+        // The first object is the trial whether the token keeps any.
+        site.set_faults("C_CreateObject 2 0x30 after");
+        assert!(keyring.init(Choice::Auto).is_err());
+        site.set_faults("");
+        thread::sleep(Duration::from_millis(1050));
+        assert!(matches!(keyring.init(Choice::Auto).unwrap(), Made::Finished(..)));
+        assert!(opens(&keyring, &wrap(&keyring).unwrap()));
+    });
+}
+
+#[test]
+fn a_passing_fault_in_the_trial_does_not_choose_the_route() {
+    SoftHsm::faulty("a_passing_fault_in_the_trial_does_not_choose_the_route", |site| {
+        for (index, fault) in ["C_Encrypt 1 0x30", "C_Encrypt 1 0xb3", "C_Encrypt 2 0x5 after"].into_iter().enumerate()
+        {
+            site.set_faults(fault);
+            let keyring = keyring_named(site, &format!("keyring-{index}"));
+            let first = keyring.init(Choice::Auto);
+            site.set_faults("");
+            thread::sleep(Duration::from_millis(1050));
+            let made = first.or_else(|_| keyring.init(Choice::Auto)).unwrap();
+            assert!(matches!(made, Made::Key(_, Route::GcmCallerIv)), "{fault}: {made:?}");
+        }
+    });
+}
+
+#[test]
+fn custody_is_proven_by_refusals_only() {
+    SoftHsm::faulty("custody_is_proven_by_refusals_only", |site| {
+        let keyring = ready(site, "aes-gcm");
+        let key = keyring.current().unwrap().id;
+        site.set_faults("no-kw\nC_CopyObject * 0x30\nC_SetAttributeValue * 0x101\nC_GetAttributeValue * 0x12");
+        for probe in keyring.probe_custody(key).unwrap() {
+            assert!(matches!(probe.verdict, Verdict::NotTried(_)), "{probe:?}");
+        }
+    });
+}
+
+#[test]
+fn a_tampered_dek_is_rejected_whatever_the_token_calls_it() {
+    SoftHsm::faulty("a_tampered_dek_is_rejected_whatever_the_token_calls_it", |site| {
+        let keyring = ready(site, "aes-gcm");
+        let wrapped = wrap(&keyring).unwrap();
+        // ENCRYPTED_DATA_INVALID, ..._LEN_RANGE, AEAD_DECRYPT_FAILED, WRAPPED_KEY_INVALID, DATA_INVALID, DATA_LEN_RANGE,
+        // SIGNATURE_INVALID, ARGUMENTS_BAD, one of a vendor's own
+        for ckr in ["0x40", "0x41", "0x42", "0x110", "0x20", "0x21", "0xc0", "0x7", "0x80000001"] {
+            site.set_faults(&format!("C_Decrypt 1 {ckr} after"));
+            let answer = keyring.unwrap(&wrapped, &aad());
+            assert!(matches!(answer, Err(ProviderError::Rejected)), "{ckr}: {answer:?}");
+            // The same answer to everything says nothing of the row.
+            if !["0x40", "0x41", "0x42", "0x110"].contains(&ckr) {
+                site.set_faults(&format!("C_Decrypt * {ckr} after"));
+                let answer = keyring.unwrap(&wrapped, &aad());
+                assert!(matches!(answer, Err(ProviderError::Unavailable(_))), "{ckr}: {answer:?}");
+            }
+        }
+        site.set_faults("");
+        assert!(opens(&keyring, &wrapped));
     });
 }
 

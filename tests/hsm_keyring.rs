@@ -5,7 +5,6 @@
 mod softhsm;
 
 use std::fs;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -123,9 +122,16 @@ fn the_master_key_cannot_be_taken_out() {
     SoftHsm::isolated("the_master_key_cannot_be_taken_out", |site| {
         let keyring = ready(site, "auto");
         let before = keyring.count_objects().unwrap();
-        for probe in keyring.probe_custody(keyring.current().unwrap().id).unwrap() {
-            assert!(matches!(probe.verdict, Verdict::Refused(_)), "{probe:?}");
-        }
+        let probes = keyring.probe_custody(keyring.current().unwrap().id).unwrap();
+        let said: Vec<_> = probes.into_iter().map(|probe| probe.verdict).collect();
+        let refused = [
+            "CKR_ATTRIBUTE_SENSITIVE",
+            "CKR_KEY_UNEXTRACTABLE",
+            "CKR_ACTION_PROHIBITED",
+            "CKR_ATTRIBUTE_READ_ONLY",
+            "CKR_ATTRIBUTE_READ_ONLY",
+        ];
+        assert_eq!(said, refused.map(|ckr| Verdict::Refused(ckr.to_owned())));
         assert_eq!(keyring.count_objects().unwrap(), before);
     });
 }
@@ -158,14 +164,47 @@ fn a_planted_public_key_is_reported_and_never_used() {
             Made::Key(kid, _) => kid,
             other => panic!("{other:?}"),
         };
-        // And one that has the real key's id.
-        plant(kid.as_bytes());
+        // And some that have the real key's id, and one with the last generation there is.
+        for _ in 0..6 {
+            plant(kid.as_bytes());
+        }
+        plant(&[0xff; 8]);
         let report = keyring.report().unwrap();
-        assert_eq!(report.strangers.len(), 2);
+        assert_eq!(report.strangers.len(), 8);
         assert!(report.strangers.iter().all(|stranger| stranger.why.contains("public")), "{:?}", report.strangers);
         assert_eq!(keyring.current().unwrap().id, kid);
         let wrapped = wrap(&keyring, 1).unwrap();
         assert_eq!(keyring.unwrap(&wrapped, &aad("here")).unwrap().expose(), &[1; 32]);
+        // A fresh process finds them in another order.
+        let mut settings = Settings::new(site.uri().parse().unwrap());
+        settings.keyring = "hardwrap".to_owned();
+        host.finalize().unwrap();
+        let fresh = Keyring::new(settings).unwrap();
+        assert_eq!(fresh.unwrap(&wrap(&fresh, 2).unwrap(), &aad("here")).unwrap().expose(), &[2; 32]);
+        // Nor do they keep a new key from being made.
+        let mut other = Settings::new(site.uri().parse().unwrap());
+        other.keyring = "other".to_owned();
+        assert!(matches!(Keyring::new(other).unwrap().init(Choice::Auto), Ok(Made::Key(..))));
+    });
+}
+
+#[test]
+fn an_active_key_that_is_gone_is_never_replaced_in_silence() {
+    SoftHsm::isolated("an_active_key_that_is_gone_is_never_replaced_in_silence", |site| {
+        let keyring = ready(site, "auto");
+        let wrapped = wrap(&keyring, 1).unwrap();
+        // Somebody with the PIN destroys the key: this process is logged in, and so is its host.
+        let host = host();
+        let slot = host.get_slots_with_initialized_token().unwrap()[0];
+        let session = host.open_rw_session(slot).unwrap();
+        let keys = session.find_objects(&[Attribute::Class(ObjectClass::SECRET_KEY), Attribute::Token(true)]).unwrap();
+        assert_eq!(keys.len(), 1);
+        session.destroy_object(keys[0]).unwrap();
+        let error = keyring.init(Choice::Auto).unwrap_err();
+        assert!(error.to_string().contains("stands in the keyring record"), "{error}");
+        assert!(matches!(keyring.unwrap(&wrapped, &aad("here")), Err(ProviderError::Unavailable(_))));
+        let report = keyring.report().unwrap();
+        assert!(report.keys.len() == 1 && !report.keys[0].works);
     });
 }
 
@@ -249,10 +288,26 @@ fn what_a_host_application_does_to_the_session_is_recovered_from() {
     });
 }
 
+/// Makes the keyring in another process, so that this one meets the token logged out and uninitialised.
+fn made_elsewhere(site: &Site) {
+    let config = site.dir().join("elsewhere.toml");
+    let text = format!(
+        "environment = \"test\"\n[token]\nuri = \"{}\"\n[database]\nurl = \"sqlite://{}/elsewhere.db\"\n",
+        site.uri(),
+        site.dir().display()
+    );
+    fs::write(&config, text).unwrap();
+    let mut init = site.command(env!("CARGO_BIN_EXE_hardwrap"));
+    init.arg("--config").arg(&config).arg("init");
+    init.env_remove("HARDWRAP_TEST_DIR").env_remove("HARDWRAP_FAULT").env_remove("HARDWRAP_FAULT_MODULE");
+    let done = init.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
 #[test]
 fn a_refused_pin_is_never_retried() {
     SoftHsm::faulty("a_refused_pin_is_never_retried", |site| {
-        ready(site, "auto");
+        made_elsewhere(site);
         let log = site.dir().join("calls");
         site.set_faults(&format!("log {}", log.display()));
         fs::write(site.pin_file(), "wrong").unwrap();
@@ -265,18 +320,17 @@ fn a_refused_pin_is_never_retried() {
             thread::sleep(Duration::from_millis(1100));
         }
         assert!(matches!(keyring.init(Choice::Auto), Err(Error::Connecting(_) | Error::Down(_))));
-        let logins = |log: &Path| fs::read_to_string(log).unwrap().matches("C_Login ").count();
-        assert_eq!(logins(&log), 1, "one attempt, on all paths together");
+        let calls = |name: &str| fs::read_to_string(&log).unwrap().matches(name).count();
+        assert_eq!(calls("C_Login "), 1, "one attempt, on all paths together");
+        assert_eq!(calls("C_Finalize "), 0, "a PIN is no reason to re-initialise the module (B05)");
         // The right PIN now in the file: at COUNT_LOW a program does not log in, a person has to.
         fs::write(site.pin_file(), PIN).unwrap();
         thread::sleep(Duration::from_millis(1100));
         assert!(keyring.current().is_err());
-        assert_eq!(logins(&log), 1);
+        assert_eq!(calls("C_Login "), 1);
         let error = keyring_error(site);
-        assert!(
-            matches!(&error, Error::Connecting(error) if matches!(**error, Error::Pin(PinError::CountLow | PinError::Refused(_)))),
-            "{error}"
-        );
+        let Error::Connecting(inner) = &error else { panic!("{error}") };
+        assert!(matches!(**inner, Error::Pin(PinError::CountLow | PinError::Refused(_))), "{error}");
     });
 }
 
@@ -288,11 +342,10 @@ fn keyring_error(site: &Site) -> Error {
 #[test]
 fn a_token_close_to_locking_is_not_logged_in_to() {
     SoftHsm::faulty("a_token_close_to_locking_is_not_logged_in_to", |site| {
-        ready(site, "auto");
+        made_elsewhere(site);
         let log = site.dir().join("calls");
         for (flags, why) in [("final", "FINAL_TRY"), ("locked", "LOCKED"), ("low", "COUNT_LOW")] {
             site.set_faults(&format!("pin-flags {flags}\nlog {}", log.display()));
-            // Logged out first: another keyring of this process may have left the login.
             let error = keyring_error(site);
             assert!(error.to_string().contains(why), "{flags}: {error}");
         }

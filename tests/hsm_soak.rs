@@ -51,7 +51,14 @@ fn soak(uri: &str, route: Route) {
     let grown = resident().saturating_sub(memory);
     println!("{route}: {} rounds, {grown} KiB more", rounds());
     assert_eq!(keyring.count_objects().unwrap(), objects, "{route}");
-    assert!(grown < 6_000, "{route}: {grown} KiB more");
+    // SoftHSM2 keeps 240 bytes of each object until it is re-initialised: on route 3 that is every 16,384 objects. Route
+    // 1 is made of objects only by the fault module, which nobody re-initialises for it.
+    let allowed = match route {
+        Route::KwWrap => 6_000,
+        Route::KwEncrypt => 600 * rounds() / 1000,
+        Route::GcmCallerIv | Route::GcmTokenIv => 512,
+    };
+    assert!(grown < allowed, "{route}: {grown} KiB more");
 }
 
 #[test]

@@ -68,9 +68,18 @@ pub enum Error {
     #[error("the token made a key that cannot be trusted: {0}")]
     Untrusted(String),
 
-    /// A key's canary did not unwrap to what the record says: not the key the record means, or a broken token.
-    #[error("the canary of key {0} did not unwrap to what the keyring record says")]
-    Canary(KeyId),
+    /// A key that the record names is not on the token, or its canary does not unwrap: nothing is known about values
+    /// under it, and no key is made in its place.
+    #[error("key {0} stands in the keyring record, and is not on the token or does not work there")]
+    Silent(KeyId),
+
+    /// The token shows none of the keys it showed a moment ago.
+    #[error("the token shows none of the keys it showed before")]
+    Vanished,
+
+    /// The module is loaded already, with other arguments.
+    #[error("the PKCS#11 module {0} is in use in this process with other module_arguments")]
+    Arguments(PathBuf),
 
     /// Two keys with one id.
     #[error("two keys on the token have the id {0}: nothing is sealed until one is gone")]
@@ -102,13 +111,31 @@ impl Error {
     pub(super) fn recovery(&self) -> Recovery {
         match self {
             Self::Call { ckr, .. } => ckr.recovery(),
+            Self::Vanished => Recovery::Reload,
             _ => Recovery::GiveUp,
         }
     }
 
     /// Whether this may only mean that the module does not see the token: re-initialising it may help.
     pub(super) fn may_be_absence(&self) -> bool {
-        matches!(self, Self::Token { .. }) || !matches!(self.recovery(), Recovery::GiveUp | Recovery::Wait)
+        match self {
+            Self::Token { what, .. } => *what == super::token::NONE,
+            // SoftHSM2 rewrites a token's file at every login, and who reads it just then finds no PIN in it.
+            Self::Call { ckr: Ckr(RvError::UserPinNotInitialized), .. } => true,
+            Self::Connecting(error) | Self::Down(error) => error.may_be_absence(),
+            other => !matches!(other.recovery(), Recovery::GiveUp | Recovery::Wait),
+        }
+    }
+
+    /// Whether this may be a token's word for bad wrapped bytes: anything but what speaks of sessions, handles, logins,
+    /// the token itself, or a fence.
+    pub(super) fn may_blame_the_bytes(&self) -> bool {
+        match self {
+            Self::Call { ckr: Ckr(RvError::KeyFunctionNotPermitted), .. } => false,
+            Self::Call { ckr, .. } => matches!(ckr.recovery(), Recovery::GiveUp | Recovery::Judge),
+            Self::Answer(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether the token has no session left. CloudHSM says `CKR_ARGUMENTS_BAD`.

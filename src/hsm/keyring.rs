@@ -13,8 +13,8 @@ use super::error::Recovery;
 use super::keyset::{Found, KeySet, Seen, making};
 use super::module::lock;
 use super::pool::{Lease, Pool};
-use super::record::{self, Canary};
-use super::route::Access;
+use super::record::{self, Canary, Record};
+use super::route::{Access, NO_RANDOM};
 use super::uses::Uses;
 use super::{Choice, Ckr, Error, KeyFact, PinSource, Probe, Route, State, Stranger, TokenInfo, TokenUri, custody};
 use crate::provider::{Aad, Alg, KeyId, KeyProvider, MasterKey, ProviderError, WrappedDek, random};
@@ -142,7 +142,8 @@ impl Keyring {
     /// of `choice` that works here. Run again, it changes nothing.
     ///
     /// # Errors
-    /// [`Error::NoDataObjects`], [`Error::NoRoute`], [`Error::Untrusted`], and whatever keeps the token from answering.
+    /// [`Error::Silent`] if the record names an active key that is not there; [`Error::NoDataObjects`],
+    /// [`Error::NoRoute`], [`Error::Untrusted`], and whatever keeps the token from answering.
     pub fn init(&self, choice: Choice) -> Result<Made, Error> {
         self.pool.refresh()?;
         if let Some(made) = self.pool.with(|lease| Ok(active(lease).map(|(kid, route)| Made::Nothing(kid, route))))? {
@@ -203,13 +204,17 @@ impl Keyring {
         kid: KeyId,
         mut work: impl FnMut(&Lease, Found) -> Result<Result<T, ProviderError>, Error>,
     ) -> Result<T, ProviderError> {
+        // What is absent, and whether that says anything, is seen in one and the same reading.
         let mut attempt = || {
             self.pool.with(|lease| match lease.keys().get(kid) {
-                Some(found) => work(lease, found).map(Some),
-                None => Ok(None),
+                Some(found) => work(lease, found).map(Ok),
+                None if lease.keys().is_silent(kid) => Ok(Err(Some(Error::Silent(kid)))),
+                // A token that shows no key at all says nothing about this one.
+                None if lease.keys().is_empty() => Ok(Err(Some(Error::JustMissed(kid)))),
+                None => Ok(Err(None)),
             })
         };
-        if let Some(done) = attempt().map_err(unavailable)? {
+        if let Ok(done) = attempt().map_err(unavailable)? {
             return done;
         }
         {
@@ -226,15 +231,14 @@ impl Keyring {
             }
         }
         self.pool.refresh().map_err(unavailable)?;
-        if let Some(done) = attempt().map_err(unavailable)? {
-            return done;
+        match attempt().map_err(unavailable)? {
+            Ok(done) => done,
+            Err(Some(nothing_known)) => Err(unavailable(nothing_known)),
+            Err(None) => {
+                lock(&self.missed).absent.insert(kid);
+                Err(ProviderError::UnknownKey(kid))
+            }
         }
-        // A token that shows no key at all says nothing about this one.
-        if self.pool.with(|lease| Ok(lease.keys().is_empty())).map_err(unavailable)? {
-            return Err(unavailable(Error::JustMissed(kid)));
-        }
-        lock(&self.missed).absent.insert(kid);
-        Err(ProviderError::UnknownKey(kid))
     }
 }
 
@@ -276,11 +280,8 @@ impl KeyProvider for Keyring {
         self.with_key(wrapped.key, |lease, found| {
             match found.route.unwrap(lease.access(), found.handle, &wrapped.bytes, aad) {
                 Err(Error::Call { ckr, .. }) if ckr.blames_the_bytes() => Ok(Err(ProviderError::Rejected)),
-                // Some tokens say CKR_GENERAL_ERROR for a tampered DEK. If the canary still unwraps, it was the row.
-                Err(error)
-                    if error.recovery() == Recovery::Judge
-                        && lease.keys().canary_sings(lease.access(), wrapped.key) =>
-                {
+                // Tokens have many words for a tampered DEK. If the canary still unwraps, it was the row.
+                Err(error) if error.may_blame_the_bytes() && lease.keys().canary_sings(lease.access(), wrapped.key) => {
                     Ok(Err(ProviderError::Rejected))
                 }
                 outcome => outcome,
@@ -326,19 +327,33 @@ fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
 /// Whatever fails before it is recorded destroys it again.
 fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Route), Error> {
     let access = lease.access();
+    if let Some(kid) = lease.keys().silent_active() {
+        return Err(Error::Silent(kid));
+    }
     record::probe(access.session)?;
     let mut failed = Vec::new();
-    let route = choice.routes().into_iter().find(|route| match route.works(access) {
-        Ok(()) => true,
-        Err(error) => {
-            failed.push(format!("{route}: {error}"));
-            false
+    let mut route = None;
+    for candidate in choice.routes() {
+        // Once more after an answer that may mean anything: a key keeps its route for life.
+        let works = match candidate.works(access) {
+            Err(error) if error.recovery() == Recovery::Judge => candidate.works(access),
+            works => works,
+        };
+        match works {
+            Ok(()) => {
+                route = Some(candidate);
+                break;
+            }
+            Err(error) if matches!(error.recovery(), Recovery::GiveUp | Recovery::Judge) => {
+                failed.push(format!("{candidate}: {error}"));
+            }
+            Err(error) => return Err(error),
         }
-    });
+    }
     let route = route.ok_or_else(|| Error::NoRoute(failed.join("; ")))?;
     let generation = lease.keys().latest_generation().checked_add(1).ok_or(Error::Answer("no generation is left"))?;
     let mut drawn = [0; 6];
-    random(&mut drawn).map_err(|_| Error::Answer("the operating system gave no random bytes"))?;
+    random(&mut drawn).map_err(|_| Error::Answer(NO_RANDOM))?;
     let kid = KeyId::new(generation, drawn);
     let handle = generate(access, &making(keyring), kid, route)?;
     let recorded = prove(access, handle, kid, route).and_then(|canary| {
@@ -347,8 +362,10 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Rout
         record::write_key(access.session, keyring, &fact)
     });
     if let Err(error) = recorded {
-        // Not recorded, so nothing names it.
-        let _ = access.session.destroy_object(handle);
+        // A call may do its work and then fail. Only what the record does not name is destroyed; else `init` finishes it.
+        if Record::read(access.session, keyring).is_ok_and(|record| !record.keys.contains_key(&kid)) {
+            let _ = access.session.destroy_object(handle);
+        }
         return Err(error);
     }
     access.session.update_attributes(handle, &[Attribute::Label(keyring.as_bytes().to_vec())])?;
@@ -368,7 +385,7 @@ fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> 
     let now = Timestamp::now();
     let fact = KeyFact { kid, route, state: State::Active, made: now, activated: None, canary };
     if !fact.canary.sings(access, handle, &fact)? {
-        return Err(Error::Canary(kid));
+        return Err(Error::Untrusted("its canary did not unwrap to what was wrapped".to_owned()));
     }
     Ok(fact.canary)
 }

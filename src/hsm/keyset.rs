@@ -8,8 +8,9 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::Error;
+use super::error::Recovery;
 use super::record::{Canary, KeyFact, Record, State};
-use super::route::{Access, Route};
+use super::route::{Access, NO_RANDOM, Route};
 use crate::provider::{Aad, KeyId, MasterKey, random};
 use crate::secret::Dek;
 
@@ -18,6 +19,11 @@ use crate::secret::Dek;
 pub(super) struct KeySet {
     pub(super) record: Record,
     usable: BTreeMap<KeyId, Found>,
+    /// How many objects with the attributes of a master key have the id of a recorded one. What anyone can plant is
+    /// not counted.
+    twins: BTreeMap<KeyId, u32>,
+    /// The highest generation of a private key with our label.
+    generation: u16,
     pub(super) strangers: Vec<Stranger>,
     pub(super) leftovers: Vec<Leftover>,
 }
@@ -53,12 +59,21 @@ impl KeySet {
     /// Reads the record, finds the keys, checks their attributes and their canaries.
     pub(super) fn load(access: Access<'_>, keyring: &str) -> Result<Self, Error> {
         let record = Record::read(access.session, keyring)?;
-        let mut set = Self { record, usable: BTreeMap::new(), strangers: Vec::new(), leftovers: Vec::new() };
+        let mut set = Self {
+            record,
+            usable: BTreeMap::new(),
+            twins: BTreeMap::new(),
+            generation: 0,
+            strangers: Vec::new(),
+            leftovers: Vec::new(),
+        };
         for handle in labelled(access.session, keyring)? {
             set.add(access, handle)?;
         }
         for handle in labelled(access.session, &making(keyring))? {
-            let id = Seen::read(access.session, handle)?.id;
+            let seen = Seen::read(access.session, handle)?;
+            set.note_generation(&seen);
+            let id = seen.id;
             let recorded = key_id(&id).filter(|kid| set.record.keys.contains_key(kid));
             set.leftovers.push(Leftover { handle, id, recorded });
         }
@@ -67,6 +82,7 @@ impl KeySet {
 
     fn add(&mut self, access: Access<'_>, handle: ObjectHandle) -> Result<(), Error> {
         let seen = Seen::read(access.session, handle)?;
+        self.note_generation(&seen);
         let stranger = |why: &str| Stranger { id: hex::encode(&seen.id), why: why.to_owned() };
         if let Some(why) = seen.untrusted() {
             self.strangers.push(stranger(&format!("it is {why}")));
@@ -77,16 +93,17 @@ impl KeySet {
             return Ok(());
         };
         let kid = fact.kid;
+        let twins = self.twins.entry(kid).or_default();
+        *twins += 1;
+        let doubled = *twins > 1;
+        if let Some(found) = self.usable.get_mut(&kid) {
+            found.doubled |= doubled;
+        }
         // A retired key may not unwrap; its canary is asked again when it is brought back.
         if fact.state < State::Retired && !fact.canary.sings(access, handle, fact)? {
             self.strangers.push(stranger("its canary did not unwrap to what the record says"));
-            // The good twin may have been found before: two keys with one id all the same.
-            if let Some(found) = self.usable.get_mut(&kid) {
-                found.doubled = true;
-            }
             return Ok(());
         }
-        let doubled = self.usable.contains_key(&kid) || self.strangers.iter().any(|other| other.id == kid.to_string());
         self.usable.insert(kid, Found { handle, route: fact.route, state: fact.state, doubled });
         Ok(())
     }
@@ -117,27 +134,49 @@ impl KeySet {
         }
     }
 
+    /// Whether the record names the key and it is not there, or does not work: nothing is known of values under it.
+    pub(super) fn is_silent(&self, kid: KeyId) -> bool {
+        !self.usable.contains_key(&kid) && self.record.keys.get(&kid).is_some_and(|fact| fact.state < State::Destroyed)
+    }
+
+    /// An active key that is silent, if there is one.
+    pub(super) fn silent_active(&self) -> Option<KeyId> {
+        let active = self.record.keys.values().filter(|fact| fact.state == State::Active);
+        active.map(|fact| fact.kid).find(|kid| self.is_silent(*kid))
+    }
+
     /// The highest generation of any key there is or was.
     pub(super) fn latest_generation(&self) -> u16 {
-        let left = self.leftovers.iter().filter_map(|left| key_id(&left.id));
-        let strange = self.strangers.iter().filter_map(|stranger| stranger.id.parse().ok());
-        self.record.keys.keys().copied().chain(left).chain(strange).map(KeyId::generation).max().unwrap_or(0)
+        self.record.keys.keys().map(|kid| kid.generation()).max().unwrap_or(0).max(self.generation)
+    }
+
+    /// Public keys do not count: anyone could plant the last generation there is.
+    fn note_generation(&mut self, seen: &Seen) {
+        if seen.private
+            && let Some(kid) = key_id(&seen.id)
+        {
+            self.generation = self.generation.max(kid.generation());
+        }
     }
 }
 
 impl Canary {
     /// Wraps a random block under a new key.
     pub(super) fn make(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> Result<Self, Error> {
-        let block = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer("no random bytes")))?;
+        let block = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer(NO_RANDOM)))?;
         let wrapped = route.wrap(access, handle, &block, &canary_aad(kid))?;
         Ok(Self { wrapped, digest: Sha256::digest(block.expose()).into() })
     }
 
-    /// Whether it unwraps to the block it was made of. An answer about the bytes, or an ambiguous one, is a no; what
-    /// only says that the session is gone is the token's error.
+    /// Whether it unwraps to the block it was made of. An answer about the bytes is a no, an ambiguous one if it is
+    /// given twice; what only says that the session is gone is the token's error.
     pub(super) fn sings(&self, access: Access<'_>, handle: ObjectHandle, fact: &KeyFact) -> Result<bool, Error> {
-        use super::error::Recovery;
-        match fact.route.unwrap(access, handle, &self.wrapped, &canary_aad(fact.kid)) {
+        let ask = || fact.route.unwrap(access, handle, &self.wrapped, &canary_aad(fact.kid));
+        let answer = match ask() {
+            Err(error) if error.recovery() == Recovery::Judge => ask(),
+            answer => answer,
+        };
+        match answer {
             Ok(Ok(block)) => Ok(Sha256::digest(block.expose()).as_slice().ct_eq(&self.digest).into()),
             Ok(Err(_)) => Ok(false),
             Err(error) => match error.recovery() {

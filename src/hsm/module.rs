@@ -1,7 +1,7 @@
 //! PKCS#11 modules: each loaded and initialised once in a process, and never unloaded.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +12,7 @@ use cryptoki::error::{Error as CryptokiError, RvError};
 
 use super::pin::PinGuard;
 use super::raw::Functions;
+use super::token::TokenInfo;
 use super::{Ckr, Error};
 
 /// One loaded module. `C_Initialize` and `C_Finalize` are process-wide, so there is one of these for each file,
@@ -32,17 +33,20 @@ pub(super) struct Module {
     objects: AtomicU64,
     /// Whether `C_UnwrapKey` wants `CKA_VALUE_LEN` here, as some tokens do and others refuse.
     wants_value_length: AtomicBool,
-    pins: Mutex<HashMap<String, &'static Mutex<PinGuard>>>,
+    pins: Mutex<HashMap<[String; 4], &'static Mutex<PinGuard>>>,
 }
 
 impl Module {
     /// The module at `path`, loaded if it is not yet. `arguments` go to `C_Initialize` as `pReserved`, which NSS
-    /// needs; they count only for the first to load the module.
+    /// needs.
     pub(super) fn load(path: &Path, arguments: Option<&str>) -> Result<&'static Self, Error> {
         let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mut modules = lock(&MODULES);
         if let Some(module) = modules.iter().find(|module| module.path == canonical) {
-            return Ok(module);
+            return match &module.arguments {
+                kept if kept.as_deref().map(CStr::to_bytes) == arguments.map(str::as_bytes) => Ok(module),
+                _ => Err(Error::Arguments(path.to_owned())),
+            };
         }
         let load = |error| Error::Load(path.to_owned(), error);
         let pkcs11 = Pkcs11::new(&canonical).map_err(load)?;
@@ -92,15 +96,16 @@ impl Module {
             return Ok(());
         }
         let mut initialised = lock(&self.initialised);
-        if *initialised && !self.owned.load(Ordering::Acquire) {
-            return Err(Error::HostOwned);
+        let host_owned = *initialised && !self.owned.load(Ordering::Acquire);
+        if !host_owned {
+            // An error of C_Finalize must not keep us from starting anew.
+            let _ = self.pkcs11.clone().finalize();
         }
-        // An error of C_Finalize must not keep us from starting anew.
-        let _ = self.pkcs11.clone().finalize();
+        // Where a host application owns the module, this succeeds only if the host has finalised it.
         *initialised = false;
         self.initialise()?;
         *initialised = true;
-        Ok(())
+        if host_owned && !self.owned.load(Ordering::Acquire) { Err(Error::HostOwned) } else { Ok(()) }
     }
 
     /// How often the module has been initialised.
@@ -128,9 +133,10 @@ impl Module {
         self.wants_value_length.store(true, Ordering::Relaxed);
     }
 
-    /// The guard of one token's PIN, by the token's serial: one for the whole process.
-    pub(super) fn pin_guard(&self, serial: &str) -> &'static Mutex<PinGuard> {
-        lock(&self.pins).entry(serial.to_owned()).or_insert_with(|| Box::leak(Box::default()))
+    /// The guard of one token's PIN: one for the whole process.
+    pub(super) fn pin_guard(&self, token: &TokenInfo) -> &'static Mutex<PinGuard> {
+        let who = [&token.manufacturer, &token.model, &token.serial, &token.label].map(String::clone);
+        lock(&self.pins).entry(who).or_insert_with(|| Box::leak(Box::default()))
     }
 
     fn initialise(&self) -> Result<(), Error> {

@@ -159,38 +159,49 @@ pub enum PinError {
 /// Remembers what the token answered to a PIN. One stands for one token in a process.
 #[derive(Debug, Default)]
 pub(super) struct PinGuard {
-    /// The PIN in use, and whether the token has accepted it.
-    known: Option<Pin>,
+    /// The PIN in use, and where it came from.
+    known: Option<(PinSource, Pin)>,
+    /// Whether the token has accepted the PIN in use.
     accepted: bool,
-    refused: Option<(Pin, super::Ckr)>,
+    /// The last refusal: of this PIN, or of what was typed on the token's own keypad.
+    refused: Option<(Option<Pin>, super::Ckr)>,
 }
 
 impl PinGuard {
-    /// The PIN to try now: read once, kept for logins after a reconnection, and never one that was refused.
-    pub(super) fn pin(&mut self, source: Option<&PinSource>, token: &TokenInfo) -> Result<&Pin, PinError> {
+    /// What to log in with now: the PIN, read once and kept for logins after a reconnection, and never one that was
+    /// refused; or none, where the token has a keypad and no source is configured.
+    pub(super) fn pin(&mut self, source: Option<&PinSource>, token: &TokenInfo) -> Result<Option<&Pin>, PinError> {
         if token.user_pin_locked() {
             return Err(PinError::Locked);
         }
         if token.user_pin_final_try() {
             return Err(PinError::FinalTry);
         }
-        let source = source.ok_or(PinError::None)?;
+        let Some(source) = source else {
+            return match &self.refused {
+                _ if !token.protected_authentication_path() => Err(PinError::None),
+                // A program must not ask again and again: a person restarts it.
+                Some((None, ckr)) => Err(PinError::Refused(*ckr)),
+                _ => Ok(None),
+            };
+        };
         if token.user_pin_count_low() && !source.is_interactive() {
             return Err(match &self.refused {
                 Some((_, ckr)) => PinError::Refused(*ckr),
                 None => PinError::CountLow,
             });
         }
-        if self.known.is_none() {
+        if self.known.as_ref().is_none_or(|(from, _)| from != source) {
             let pin = source.read()?;
-            if let Some((refused, ckr)) = &self.refused
+            if let Some((Some(refused), ckr)) = &self.refused
                 && refused.same(&pin)
             {
                 return Err(PinError::Refused(*ckr));
             }
-            self.known = Some(pin);
+            self.accepted = false;
+            self.known = Some((source.clone(), pin));
         }
-        self.known.as_ref().ok_or(PinError::None)
+        Ok(self.known.as_ref().map(|(_, pin)| pin))
     }
 
     /// The token took the PIN.
@@ -207,9 +218,7 @@ impl PinGuard {
     /// The token refused the PIN: it is forgotten, and remembered as refused.
     pub(super) fn refuse(&mut self, ckr: super::Ckr) {
         self.accepted = false;
-        if let Some(pin) = self.known.take() {
-            self.refused = Some((pin, ckr));
-        }
+        self.refused = Some((self.known.take().map(|(_, pin)| pin), ckr));
     }
 }
 

@@ -4,6 +4,7 @@
 //! making and destroying keys goes through [`Pool::once`]. No other retry exists.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLockReadGuard};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cryptoki::error::RvError;
@@ -14,6 +15,7 @@ use cryptoki::types::AuthPin;
 use super::error::Recovery;
 use super::keyset::KeySet;
 use super::module::{Module, lock};
+use super::raw::without_signals;
 use super::route::Access;
 use super::token::{self, TokenInfo};
 use super::{Ckr, Error, PinError, Settings};
@@ -43,7 +45,7 @@ pub(super) struct Connection {
     slot: Slot,
     keyring: String,
     token: TokenInfo,
-    keys: KeySet,
+    keys: Mutex<Arc<KeySet>>,
     sessions: Mutex<Sessions>,
     returned: Condvar,
 }
@@ -60,6 +62,7 @@ struct Sessions {
 pub(super) struct Lease {
     session: Option<Session>,
     spoilt: bool,
+    keys: Arc<KeySet>,
     // Before the connection: the last lease of a dead connection drops that too, and it enters the module by itself.
     // Entering twice would wait for ever once somebody waits to re-initialise.
     _inside: RwLockReadGuard<'static, ()>,
@@ -72,8 +75,19 @@ impl Lease {
         Access { module: self.connection.module, session }
     }
 
+    /// What was found when the session was lent.
     pub(super) fn keys(&self) -> &KeySet {
-        &self.connection.keys
+        &self.keys
+    }
+
+    /// Finds everything again, with this session, for all who come later.
+    fn reread(&self) -> Result<(), Error> {
+        let found = KeySet::load(self.access(), &self.connection.keyring)?;
+        if found.is_empty() && !self.keys.is_empty() {
+            return Err(Error::Vanished);
+        }
+        *lock(&self.connection.keys) = Arc::new(found);
+        Ok(())
     }
 
     pub(super) fn token(&self) -> &TokenInfo {
@@ -122,7 +136,10 @@ impl Pool {
     pub(super) fn with_keys<T>(&self, work: impl Fn(&KeySet) -> T) -> Result<T, Error> {
         let connection = lock(&self.state).connection.clone();
         match connection {
-            Some(connection) if connection.epoch == self.module.epoch() => Ok(work(&connection.keys)),
+            Some(connection) if connection.epoch == self.module.epoch() => {
+                let keys = Arc::clone(&lock(&connection.keys));
+                Ok(work(&keys))
+            }
             _ => self.with(|lease| Ok(work(lease.keys()))),
         }
     }
@@ -134,16 +151,16 @@ impl Pool {
         self.attempt(work).map_err(|(error, _)| error)
     }
 
-    /// Finds everything again, in a new generation.
+    /// Finds everything again.
     pub(super) fn refresh(&self) -> Result<(), Error> {
-        let generation = lock(&self.state).generation;
-        self.recover(Recovery::Refind, generation)
+        self.with(Lease::reread)
     }
 
     fn attempt<T>(&self, work: impl FnOnce(&Lease) -> Result<T, Error>) -> Result<T, (Error, u64)> {
+        // A session that failed in the middle of something, or whose work panicked, is not used again.
         let mut lease = self.lease()?;
+        lease.spoilt = true;
         let outcome = work(&lease);
-        // A session that failed in the middle of something is not used again.
         lease.spoilt = outcome.is_err();
         outcome.map_err(|error| (error, lease.connection.generation))
     }
@@ -166,7 +183,8 @@ impl Pool {
                     let inside = self.module.enter().map_err(|error| (error, generation))?;
                     if connection.epoch == self.module.epoch() {
                         let session = connection.take().map_err(|error| (error, generation))?;
-                        return Ok(Lease { connection, session: Some(session), spoilt: false, _inside: inside });
+                        let keys = Arc::clone(&lock(&connection.keys));
+                        return Ok(Lease { session: Some(session), spoilt: false, keys, _inside: inside, connection });
                     }
                     drop(inside);
                     self.recover(Recovery::Reopen, generation).map_err(|error| (error, generation))?;
@@ -188,24 +206,25 @@ impl Pool {
             return Err(Error::Down(Arc::clone(why)));
         }
         let mut dead = state.connection.take();
-        let had_keys = dead.as_ref().is_some_and(|dead| !dead.keys.is_empty());
-        let epoch = dead.as_ref().map_or_else(|| self.module.epoch(), |dead| dead.epoch);
-        let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || state.failed.is_some();
+        let had_keys = dead.as_ref().is_some_and(|dead| !lock(&dead.keys).is_empty());
+        // A bloated module is re-initialised whenever it asks, a broken one not more than once a second.
+        let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER) && !self.module.is_bloated();
+        let absent = state.failed.as_ref().is_some_and(|(_, why)| why.may_be_absence());
+        let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || absent;
+        // A process that starts may meet another one's login, in which SoftHSM2 rewrites the token's file: look again.
+        let tries = if state.generation == 0 { FIRST_TRIES } else { 2 };
         let mut outcome = Err(Error::HostOwned);
-        for _ in 0..2 {
-            if reload {
-                // A bloated module is reloaded whenever it asks; a broken one not more than once a second.
-                let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER);
-                if !too_soon || self.module.is_bloated() {
-                    // Its sessions are closed while they are still its own.
-                    dead = None;
-                    state.reloaded = Some(Instant::now());
-                    match self.module.reload(epoch) {
-                        Ok(()) | Err(Error::HostOwned) => {}
-                        Err(error) => {
-                            outcome = Err(error);
-                            break;
-                        }
+        for attempt in 0..tries {
+            if reload && !too_soon {
+                // Its sessions are closed while they are still its own.
+                dead = None;
+                state.reloaded = Some(Instant::now());
+                thread::sleep(PAUSE * attempt);
+                match self.module.reload(self.module.epoch()) {
+                    Ok(()) | Err(Error::HostOwned) => {}
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
                     }
                 }
             }
@@ -215,13 +234,14 @@ impl Pool {
                 dead = None;
                 outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
             }
-            match &outcome {
-                Ok(found) if had_keys && found.keys.is_empty() && !reload => reload = true,
-                Err(error) if error.may_be_absence() && !reload && epoch == self.module.epoch() && epoch > 0 => {
-                    reload = true;
-                }
-                _ => break,
+            let look_again = match &outcome {
+                Ok(found) => had_keys && lock(&found.keys).is_empty() && !reload,
+                Err(error) => error.may_be_absence(),
+            };
+            if !look_again || too_soon {
+                break;
             }
+            reload = true;
         }
         match outcome {
             Ok(connection) => {
@@ -262,7 +282,7 @@ impl Connection {
             slot,
             keyring: settings.keyring.clone(),
             token,
-            keys,
+            keys: Mutex::new(Arc::new(keys)),
             sessions: Mutex::new(sessions),
             returned: Condvar::new(),
         })
@@ -282,7 +302,12 @@ impl Connection {
                         return Ok(session);
                     }
                     Err(error) if error.wants_a_session() && sessions.open > 0 => sessions.limit = sessions.open,
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        // Who waits behind us must not wait for a session that nobody brings back.
+                        drop(sessions);
+                        self.returned.notify_one();
+                        return Err(error);
+                    }
                 }
             } else {
                 sessions.waiting += 1;
@@ -350,18 +375,13 @@ fn login(
     if !token.login_required() {
         return Ok(());
     }
-    let mut guard = lock(module.pin_guard(&token.serial));
+    let mut guard = lock(module.pin_guard(token));
     if matches!(session.get_session_info()?.session_state(), SessionState::RwUser | SessionState::RoUser) {
         return Ok(());
     }
-    let before = TokenInfo::read(module, slot)?;
-    let answer = if settings.pin_source.is_none() && before.protected_authentication_path() {
-        session.login(UserType::User, None)
-    } else {
-        let pin = guard.pin(settings.pin_source.as_ref(), &before)?;
-        session.login(UserType::User, Some(&AuthPin::new(pin.expose().into())))
-    };
-    match answer.map_err(Error::from) {
+    let pin = guard.pin(settings.pin_source.as_ref(), &TokenInfo::read(module, slot)?)?;
+    let pin = pin.map(|pin| AuthPin::new(pin.expose().into()));
+    match without_signals(|| session.login(UserType::User, pin.as_ref())).map_err(Error::from) {
         Ok(()) | Err(Error::Call { ckr: Ckr(RvError::UserAlreadyLoggedIn), .. }) => {
             guard.accept();
             Ok(())
@@ -372,13 +392,13 @@ fn login(
                 // Some tokens answer CKR_GENERAL_ERROR to a wrong PIN, others when they are broken. A PIN that was
                 // accepted before, and flags that did not move, speak for the second.
                 Recovery::Judge => {
-                    let after = TokenInfo::read(module, slot)?;
                     guard.was_accepted()
-                        && !after.user_pin_count_low()
-                        && !after.user_pin_final_try()
-                        && !after.user_pin_locked()
+                        && TokenInfo::read(module, slot).is_ok_and(|after| {
+                            !after.user_pin_count_low() && !after.user_pin_final_try() && !after.user_pin_locked()
+                        })
                 }
-                _ => false,
+                // There is no PIN that could have been wrong.
+                _ => ckr == Ckr(RvError::UserPinNotInitialized),
             };
             if not_about_the_pin {
                 return Err(Error::Call { function, ckr });
@@ -392,5 +412,8 @@ fn login(
 
 /// While a token is out of reach it is tried once in this time, and everybody else is told at once.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How often a process that starts looks for its token, with pauses that grow by [`PAUSE`]: 0.4 s in all.
+const FIRST_TRIES: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(15);
 /// How often a lease may find that the module was re-initialised in between.
 const TRIES: usize = 8;

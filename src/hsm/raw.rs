@@ -207,11 +207,43 @@ impl Functions {
         exactly::<64>(attribute.ulValueLen, "CKA_VALUE has another length")
     }
 
+    /// Tries to read `CKA_VALUE` of a key of up to 64 bytes; whatever the token gives is wiped.
+    pub(super) fn try_value(&self, session: &Session, object: ObjectHandle) -> Result<(), Error> {
+        let mut value = Zeroizing::new([0; 64]);
+        let call = self.list.C_GetAttributeValue.ok_or(CryptokiError::NullFunctionPointer)?;
+        let room = ulong(value.len())?;
+        let mut attribute = CK_ATTRIBUTE { type_: CKA_VALUE, pValue: value.as_mut_ptr().cast(), ulValueLen: room };
+        // SAFETY: the attribute points to `value` and gives its length.
+        Ok(done(
+            unsafe { call(session.handle(), object.handle(), &raw mut attribute, 1) },
+            Function::GetAttributeValue,
+        )?)
+    }
+
     /// `C_DestroyObject`.
     pub(super) fn destroy(&self, session: &Session, object: CK_OBJECT_HANDLE) -> Result<(), Error> {
         let call = self.list.C_DestroyObject.ok_or(CryptokiError::NullFunctionPointer)?;
         // SAFETY: plain values.
         Ok(done(unsafe { call(session.handle(), object) }, Function::DestroyObject)?)
+    }
+}
+
+/// Runs `work` while SIGHUP, SIGINT and SIGTERM wait: SoftHSM2 rewrites the file of a token at every login, and a
+/// process that dies in the middle leaves a token that is none. Nothing helps against SIGKILL.
+pub(super) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the sets are initialised before they are used, and belong to this thread only; restoring the old mask
+    // delivers what waited.
+    unsafe {
+        let mut waiting: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut waiting);
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+            libc::sigaddset(&raw mut waiting, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const waiting, &raw mut before);
+        let done = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        done
     }
 }
 

@@ -171,16 +171,15 @@ impl Record {
         Ok(())
     }
 
-    /// How many wraps of `kid` are reserved: what the one who knows most knew, and the blocks of those who reserved at
-    /// the same moment. Only a block that one of two such writers saw and the other did not can be missed, when both
-    /// replace; that is why the limit is half of what the algorithm allows.
+    /// How many wraps of `kid` are reserved: the most that anyone who still stands had seen, and all blocks that still
+    /// stand. Those who reserve at the same moment saw the same, so nothing is counted twice; what they did not see
+    /// of each other still stands.
     pub(super) fn reserved(&self, kid: KeyId) -> u64 {
         let all = self.uses.get(&kid).map_or(&[][..], Vec::as_slice);
         let replaced: BTreeSet<&String> = all.iter().flat_map(|one| &one.replaces).collect();
         let standing = || all.iter().filter(|one| !replaced.contains(&one.id));
-        let Some(most) = standing().max_by_key(|one| one.total) else { return 0 };
-        let others = standing().filter(|one| one.id != most.id).map(|one| one.own);
-        others.fold(most.total, u64::saturating_add)
+        let seen = standing().map(|one| one.total.saturating_sub(one.own)).max().unwrap_or(0);
+        standing().map(|one| one.own).fold(seen, u64::saturating_add)
     }
 
     /// Reserves `own` more wraps of `kid`.
@@ -358,6 +357,8 @@ mod tests {
             (&[("b", 16, 116, &["a"]), ("c", 16, 116, &["a"])], 132),
             // One of them replaced by one who saw both, and by one who saw one.
             (&[("d", 16, 148, &["b", "c"]), ("e", 16, 132, &["b"])], 164),
+            // Two at once, of whom one saw a block more.
+            (&[("d", 65_536, 65_636, &["a"]), ("e", 16, 132, &["a", "z"])], 65_668),
             (&[("z", u64::MAX, u64::MAX, &[]), ("y", 1, 1, &[])], u64::MAX),
         ] {
             let (record, kid) = record(all);

@@ -106,7 +106,7 @@ impl Route {
             }
             Self::GcmCallerIv => {
                 let mut iv = [0; 12];
-                random(&mut iv).map_err(|_| Error::Answer("the operating system gave no random bytes"))?;
+                random(&mut iv).map_err(|_| Error::Answer(NO_RANDOM))?;
                 let asked = iv;
                 let bytes = functions.encrypt(session, key, Cipher::Gcm(&mut iv, aad), dek.expose())?;
                 if iv != asked {
@@ -167,21 +167,13 @@ impl Route {
     /// Tries this route on throw-away keys: right length, right DEK, and a tampered DEK, another aad and another key
     /// refused. The error says what failed.
     pub(super) fn works(self, access: Access<'_>) -> Result<(), Error> {
-        let keys = [throw_away(self, access)?, throw_away(self, access)?];
-        let outcome = self.works_with(access, keys);
-        for key in keys {
-            access.session.destroy_object(key)?;
-        }
-        outcome
+        with_throw_away(self.usage(), access, |key| {
+            with_throw_away(self.usage(), access, |other| self.works_with(access, [key, other]))
+        })
     }
 
     fn works_with(self, access: Access<'_>, [key, other]: [ObjectHandle; 2]) -> Result<(), Error> {
-        let mut drawn = [0; 32];
-        random(&mut drawn).map_err(|_| Error::Answer("the operating system gave no random bytes"))?;
-        let dek = Dek::init(|bytes| {
-            *bytes = drawn;
-            Ok::<_, Error>(())
-        })?;
+        let dek = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer(NO_RANDOM)))?;
         let aad = Aad::new(b"hw1-trial\0".to_vec());
         let wrapped = self.wrap(access, key, &dek, &aad)?;
         // A second one: a token that repeats its IV shows it here.
@@ -273,8 +265,12 @@ fn unwrap_object(access: Access<'_>, key: ObjectHandle, bytes: &[u8]) -> Result<
     }
 }
 
-/// A session key that takes a route's calls, for the trial.
-fn throw_away(route: Route, access: Access<'_>) -> Result<ObjectHandle, Error> {
+/// Lends a session key like a master key, but of no worth, with this usage; it is destroyed in every case.
+pub(super) fn with_throw_away<T>(
+    usage: Vec<Attribute>,
+    access: Access<'_>,
+    work: impl FnOnce(ObjectHandle) -> Result<T, Error>,
+) -> Result<T, Error> {
     let mut template = vec![
         Attribute::Class(ObjectClass::SECRET_KEY),
         Attribute::KeyType(KeyType::AES),
@@ -284,10 +280,18 @@ fn throw_away(route: Route, access: Access<'_>) -> Result<ObjectHandle, Error> {
         Attribute::Sensitive(true),
         Attribute::Extractable(false),
     ];
-    template.extend(route.usage());
+    template.extend(usage);
+    let key = access.session.generate_key(&Mechanism::AesKeyGen, &template)?;
     access.module.count_object();
-    Ok(access.session.generate_key(&Mechanism::AesKeyGen, &template)?)
+    let outcome = work(key);
+    let destroyed = access.session.destroy_object(key);
+    let done = outcome?;
+    destroyed?;
+    Ok(done)
 }
+
+/// Why nothing can be drawn.
+pub(super) const NO_RANDOM: &str = "the operating system gave no random bytes";
 
 /// The IVs that tokens made in this process; bounded.
 static IVS_MADE: Mutex<Option<HashSet<[u8; 12]>>> = Mutex::new(None);

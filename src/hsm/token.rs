@@ -89,6 +89,7 @@ impl fmt::Display for TokenInfo {
 pub(super) fn find(module: &'static Module, uri: &TokenUri) -> Result<(Slot, TokenInfo), Error> {
     let mut matching = Vec::new();
     let mut there = Vec::new();
+    let mut uninitialised = 0;
     for slot in module.pkcs11().get_slots_with_token()? {
         match TokenInfo::read(module, slot) {
             Ok(info) if info.is(uri) => {
@@ -96,18 +97,24 @@ pub(super) fn find(module: &'static Module, uri: &TokenUri) -> Result<(Slot, Tok
                 matching.push((slot, info));
             }
             Ok(info) if info.has(CKF_TOKEN_INITIALIZED) => there.push(info.to_string()),
-            Ok(_) => {}
+            Ok(_) => uninitialised += 1,
             Err(error) => there.push(format!("a token that cannot be read ({error})")),
         }
     }
     let what = match matching.len() {
-        0 => "no token is",
+        0 => NONE,
         1 => return Ok(matching.remove(0)),
         _ => "more than one token is",
     };
+    if uninitialised > 0 {
+        there.push(format!("{uninitialised} not initialised"));
+    }
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
     Err(Error::Token { what, wanted: uri.wanted(), there })
 }
+
+/// What is wrong when nothing matches.
+pub(super) const NONE: &str = "no token is";
 
 /// A fixed field of `CK_TOKEN_INFO`: UTF-8, padded with blanks, in bad modules with NULs. What is no UTF-8 is shown
 /// escaped, and matches nothing by accident.

@@ -44,6 +44,10 @@ impl FromStr for TokenUri {
     fn from_str(text: &str) -> Result<Self, UriError> {
         let rest = text.strip_prefix("pkcs11:").ok_or(UriError::Scheme)?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        // First of all, so that no other message can show a part of it.
+        if query.split('&').any(|part| part.starts_with("pin-value")) {
+            return Err(UriError::PinValue);
+        }
         let [mut label, mut serial, mut manufacturer, mut model, mut module, mut pin_source] = [const { None }; 6];
         for (name, value) in attributes(path, ';')? {
             let slot = match name {
@@ -60,8 +64,6 @@ impl FromStr for TokenUri {
             let slot = match name {
                 "module-path" => &mut module,
                 "pin-source" => &mut pin_source,
-                // The value is not repeated: it is a PIN.
-                "pin-value" => return Err(UriError::PinValue),
                 "module-name" => return Err(UriError::ModuleName),
                 _ => return Err(UriError::Unknown(name.to_owned())),
             };
@@ -129,7 +131,8 @@ fn attributes(text: &str, separator: char) -> Result<Vec<(&str, String)>, UriErr
     text.split(separator)
         .filter(|part| !part.is_empty())
         .map(|part| {
-            let (name, value) = part.split_once('=').ok_or_else(|| UriError::Malformed(shown(part)))?;
+            // Without a name it is not shown at all: it may be the rest of a PIN with a separator in it.
+            let (name, value) = part.split_once('=').ok_or_else(|| UriError::Malformed("without =".to_owned()))?;
             Ok((name, decode(value).ok_or_else(|| UriError::Malformed(shown(name)))?))
         })
         .collect()
@@ -195,6 +198,8 @@ mod tests {
             ("pkcs11:token=%+1?module-path=/m.so", UriError::Malformed("token".into())),
             ("pkcs11:token=%f?module-path=/m.so", UriError::Malformed("token".into())),
             ("pkcs11:token=x?module-path=/m.so&pin-value=secret", UriError::PinValue),
+            ("pkcs11:token=x?module-path=/m.so&pin-value=s&secret", UriError::PinValue),
+            ("pkcs11:token=x;secret?module-path=/m.so", UriError::Malformed("without =".into())),
             ("pkcs11:token=x?module-path=/m.so&pin-source=|secret", UriError::PinSource),
             ("pkcs11:token=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaé?module-path=/m.so", UriError::LabelTooLong),
         ] {

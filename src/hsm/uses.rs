@@ -31,7 +31,7 @@ impl Uses {
             let session = lease.access().session;
             // Read anew: other processes reserve too.
             let record = Record::read(session, keyring)?;
-            if record.reserved(kid) + count > MOST_USES {
+            if record.reserved(kid).saturating_add(count) > MOST_USES {
                 return Err(Error::UsedUp(kid));
             }
             record.reserve(session, keyring, kid, count)?;

@@ -23,7 +23,7 @@ pub(crate) struct Site {
     dir: PathBuf,
 }
 
-#[allow(dead_code, clippy::unwrap_used, clippy::print_stderr, reason = "for tests; not every test uses every part")]
+#[allow(dead_code, clippy::unwrap_used, clippy::print_stdout, reason = "for tests; not every test uses every part")]
 impl SoftHsm {
     /// Makes a token labelled `hardwrap-test`.
     pub(crate) fn new() -> Self {
@@ -71,6 +71,8 @@ impl SoftHsm {
         let errors = String::from_utf8_lossy(&run.stderr);
         // A misspelt name would pass nothing.
         assert!(run.status.success() && said.contains("1 passed"), "{}\n{said}\n{errors}", run.status);
+        // For `--nocapture`: what a test measured.
+        print!("{said}");
     }
 }
 

@@ -128,7 +128,7 @@ fn of_token(error: &hsm::Error) -> u8 {
         hsm::Error::Token { what, .. } if what.starts_with("more") => 2,
         hsm::Error::Record(_)
         | hsm::Error::Untrusted(_)
-        | hsm::Error::Canary(_)
+        | hsm::Error::Silent(_)
         | hsm::Error::TwoKeys(_)
         | hsm::Error::UsedUp(_) => 1,
         _ => 4,
