@@ -114,6 +114,8 @@ pub struct Column {
     row: Option<Cow<'static, str>>,
     cleartext: Cleartext,
     capacity: Capacity,
+    /// `TABLE.COLUMN` as it was registered, where the schema spells it differently.
+    registered: Option<String>,
 }
 
 impl Column {
@@ -136,6 +138,7 @@ impl Column {
             row: None,
             cleartext: Cleartext::Refuse,
             capacity: Capacity(None),
+            registered: None,
         };
         for (what, text) in [
             ("table", &column.table),
@@ -171,6 +174,25 @@ impl Column {
     pub fn holding(mut self, capacity: Capacity) -> Self {
         self.capacity = capacity;
         self
+    }
+
+    /// The same column with its names as the schema spells them. What it is called in contexts stays, and
+    /// [`Register::find`] still knows it by the name it was registered under.
+    #[must_use]
+    pub(crate) fn spelt(&self, table: String, name: String, key: String, row: Option<String>) -> Self {
+        let registered = self.registered();
+        let mut column = self.clone();
+        column.table = table.into();
+        column.name = name.into();
+        column.key = key.into();
+        column.row = row.map(Cow::from);
+        column.registered = (column.to_string() != registered).then_some(registered);
+        column
+    }
+
+    /// `TABLE.COLUMN` as it was registered.
+    pub(crate) fn registered(&self) -> String {
+        self.registered.clone().unwrap_or_else(|| self.to_string())
     }
 
     /// The table, schema-qualified where needed.
@@ -266,11 +288,12 @@ impl Register {
     /// Takes the columns in the order given.
     ///
     /// # Errors
-    /// [`Invalid`] if two have one place or one identifier.
+    /// [`Invalid`] if two are written alike, as the table `a.b` with `c` and the table `a` with `b.c` are, or have one
+    /// identifier.
     pub fn new(columns: Vec<Column>) -> Result<Self, Invalid> {
         for (index, column) in columns.iter().enumerate() {
             for earlier in columns.iter().take(index) {
-                if (earlier.table(), earlier.name()) == (column.table(), column.name()) {
+                if earlier.to_string() == column.to_string() {
                     return Err(Invalid::Twice("column", column.to_string()));
                 }
                 if earlier.identifier == column.identifier {
@@ -281,12 +304,15 @@ impl Register {
         Ok(Self(columns))
     }
 
-    /// The column written `TABLE.COLUMN`.
+    /// The column written `TABLE.COLUMN`, as the schema spells it or as it was registered.
     ///
     /// # Errors
     /// [`Unknown`] if it is not registered: what is not registered cannot be sealed.
     pub fn find(&self, name: &str) -> Result<&Column, Unknown> {
-        self.0.iter().find(|column| column.to_string() == name).ok_or_else(|| Unknown(name.to_owned()))
+        let spelt = self.0.iter().find(|column| column.to_string() == name);
+        spelt
+            .or_else(|| self.0.iter().find(|column| column.registered.as_deref() == Some(name)))
+            .ok_or_else(|| Unknown(name.to_owned()))
     }
 
     /// All columns.
@@ -377,6 +403,25 @@ mod tests {
         let other = Column::new("customer", "name", "id", "shop:customer:iban").expect("well named");
         assert!(matches!(Register::new(vec![iban(), other]), Err(Invalid::Twice("identifier", _))));
         assert!(Register::new(nr_llm()).is_ok());
+    }
+
+    #[test]
+    fn two_columns_that_are_written_alike_are_refused() {
+        let whole = Column::new("a.b", "c", "id", "x").expect("well named");
+        let split = Column::new("a", "b.c", "id", "y").expect("well named");
+        assert_eq!(Register::new(vec![whole, split]).err(), Some(Invalid::Twice("column", "a.b.c".to_owned())));
+    }
+
+    #[test]
+    fn a_column_is_found_as_the_schema_spells_it_and_as_it_was_registered() {
+        let written = Column::new("main.CUSTOMER", "Iban", "ID", "shop:customer:iban").expect("well named");
+        let spelt = written.spelt("customer".to_owned(), "iban".to_owned(), "id".to_owned(), None);
+        let again = spelt.spelt("customer".to_owned(), "iban".to_owned(), "id".to_owned(), None);
+        let register = Register::new(vec![again]).expect("one column");
+        for name in ["customer.iban", "main.CUSTOMER.Iban"] {
+            assert_eq!(register.find(name).map(ToString::to_string), Ok("customer.iban".to_owned()));
+        }
+        assert!(register.find("Customer.iban").is_err());
     }
 
     #[test]

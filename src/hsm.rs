@@ -16,6 +16,7 @@ mod raw;
 mod record;
 mod route;
 mod token;
+mod turn;
 mod uri;
 mod uses;
 

@@ -661,9 +661,46 @@ fn purge_never_deletes_a_run_under_a_live_lease() {
     shop.sql(&format!("UPDATE tx_nrllm_agentrun SET lease_expires = {} WHERE status = 'running'", NOW + 1));
     let purged = runs.purge(Retention { finished: 1, unfinished: 1 }, NOW).unwrap();
     assert_eq!((purged.finished, purged.unfinished), (3, 3));
+    assert_eq!(runs.purge(Retention { finished: 1, unfinished: 1 }, NOW + 1).unwrap(), Purged::default());
     assert_eq!(runs.status(&id("running-100")).unwrap(), Some(Status::Running));
     assert_eq!(shop.number("SELECT COUNT(*) FROM tx_nrllm_agentrun_event"), 2);
-    assert_eq!(runs.purge(Retention { finished: 1, unfinished: 1 }, NOW + 1).unwrap().unfinished, 1);
+    assert_eq!(runs.purge(Retention { finished: 1, unfinished: 1 }, NOW + 2).unwrap().unfinished, 1);
+}
+
+#[test]
+fn purge_spares_a_live_lease_whatever_the_status_says() {
+    let shop = Shop::new();
+    let runs = shop.runs();
+    aged(&shop, 100);
+    shop.sql(&format!(
+        "UPDATE tx_nrllm_agentrun SET lease_expires = {NOW}; \
+         UPDATE tx_nrllm_agentrun SET status = 'paused' WHERE status = 'queued'"
+    ));
+    let both = Retention { finished: 1, unfinished: 1 };
+    assert_eq!(runs.purge(both, NOW).unwrap(), Purged::default());
+    assert_eq!(shop.number("SELECT COUNT(*) FROM tx_nrllm_agentrun_event"), 14);
+    assert_eq!(runs.purge(both, NOW + 1).unwrap(), Purged { finished: 3, unfinished: 4, events: 14 });
+}
+
+#[test]
+fn a_run_is_its_workers_alone_also_where_columns_ignore_case() {
+    let shop = Shop::new();
+    shop.sql(
+        "DROP TABLE tx_nrllm_agentrun; CREATE TABLE TX_nrllm_agentrun (uid INTEGER PRIMARY KEY, pid int, uuid \
+         varchar(36) COLLATE NOCASE, status varchar(32) COLLATE NOCASE, configuration_uid int, \
+         configuration_identifier TEXT, be_user int, iterations int, truncated int, total_prompt_tokens int, \
+         total_completion_tokens int, total_tokens int, estimated_cost decimal(10,6), error_class TEXT, \
+         termination_reason TEXT, suspended_state mediumtext, queued_request mediumtext, claimed_by TEXT COLLATE \
+         NOCASE, lease_expires int, requeue_count int, pending_effect int, started_at int DEFAULT 0, \
+         finished_at int, tstamp int, crdate int)",
+    );
+    let runs = shop.runs();
+    runs.start(&new("run"), &lease("me"), NOW).unwrap();
+    runs.start(&new("RUN"), &lease("me"), NOW).unwrap();
+    assert_eq!(runs.requeue(&id("run"), &worker("ME"), NOW).unwrap(), Answer::NotYours);
+    assert_eq!(runs.requeue(&id("run"), &worker("me"), NOW).unwrap(), Answer::Moved);
+    assert_eq!(runs.status(&id("RUN")).unwrap(), Some(Status::Running));
+    assert_eq!(runs.find(&id("RUN")).unwrap().unwrap().uuid, "RUN");
 }
 
 #[test]

@@ -7,12 +7,15 @@ mod memory_keys;
 #[path = "support/store.rs"]
 mod support;
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 use std::{env, fs, thread};
 
-use hardwrap::column::Column;
+use hardwrap::column::{Column, Register};
 use hardwrap::provider::{Alg, KeyId};
 use hardwrap::store::{BadUrl, DatabaseUrl, Db, Error, Key, SealedInPlace, schema_sql};
 use support::{Shop, path, url};
@@ -60,8 +63,117 @@ fn a_file_that_is_no_database_and_one_out_of_reach_are_told_apart() {
     assert!(matches!(Db::open(&url(&dir)).unwrap_err(), Error::NotADatabase(_)));
     fs::remove_file(path(&dir)).unwrap();
     fs::create_dir(path(&dir)).unwrap();
-    assert!(matches!(Db::open(&url(&dir)).unwrap_err(), Error::Unavailable(_)));
+    assert!(matches!(Db::open(&url(&dir)).unwrap_err(), Error::NotADatabase(_)));
 }
+
+#[test]
+fn a_place_where_no_database_can_be_made_is_named_and_not_called_unavailable() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |path: &str| format!("sqlite://{}/{path}", dir.path().display()).parse::<DatabaseUrl>().unwrap();
+    let error = Db::create(&at("gone/app.db")).unwrap_err();
+    assert!(matches!(&error, Error::NoPlace(path) if path.ends_with("gone/app.db")), "{error}");
+    assert!(error.to_string().ends_with("gone/app.db: no such directory"), "{error}");
+    fs::create_dir(dir.path().join("directory")).unwrap();
+    assert!(matches!(Db::create(&at("directory")).unwrap_err(), Error::NotADatabase(_)));
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert!(matches!(Db::create(&at("file/app.db")).unwrap_err(), Error::NoPlace(_)));
+}
+
+#[test]
+fn a_file_that_is_not_ours_keeps_its_journal_mode_until_it_is_upgraded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = support::connection(&dir);
+    diesel::connection::SimpleConnection::batch_execute(&mut other, "CREATE TABLE a (b)").unwrap();
+    drop(other);
+    let before = fs::read(path(&dir)).unwrap();
+    let db = Db::open(&url(&dir)).unwrap();
+    assert!(matches!(db.ready().unwrap_err(), Error::NotInitialised));
+    drop(db);
+    assert_eq!(fs::read(path(&dir)).unwrap(), before);
+    let db = Db::open(&url(&dir)).unwrap();
+    db.upgrade().unwrap();
+    drop(db);
+    assert_eq!(fs::read(path(&dir)).unwrap()[18..20], [2, 2], "a write-ahead log");
+}
+
+#[test]
+fn our_database_gets_its_log_back_when_it_is_opened() {
+    let (dir, connection) = Shop::new().closed();
+    drop(connection);
+    assert_eq!(fs::read(path(&dir)).unwrap()[18..20], [2, 2]);
+    let mut connection = support::connection(&dir);
+    diesel::connection::SimpleConnection::batch_execute(&mut connection, "PRAGMA journal_mode = DELETE").unwrap();
+    drop(connection);
+    assert_eq!(fs::read(path(&dir)).unwrap()[18..20], [1, 1]);
+    drop(Db::open(&url(&dir)).unwrap());
+    assert_eq!(fs::read(path(&dir)).unwrap()[18..20], [2, 2]);
+}
+
+/// What an auditor does with a copy that cannot be written: everything but writing.
+fn read_all_and_write_nothing(at: &DatabaseUrl) {
+    let column = Column::new("customer", "iban", "id", "shop:customer:iban").unwrap();
+    let db = Db::open(at).unwrap();
+    db.ready().unwrap();
+    for facts in db.describe(&mut Register::new(vec![column.clone()]).unwrap()).unwrap() {
+        facts.usable().unwrap();
+    }
+    assert_eq!(db.count(&column).unwrap().cleartext, 2);
+    assert_eq!(db.page(&column, None, 10).unwrap().len(), 2);
+    assert_eq!(db.sample(&column, 1).unwrap().len(), 1);
+    assert!(db.read(&column, "1").unwrap().is_some());
+    assert_eq!(db.find_envelopes().unwrap(), []);
+    let keys = memory_keys::MemoryKeys::one([0, 1, 2, 3, 4, 5, 6, 7].into(), Alg::A256Kw, [9; 32]);
+    let codec = hardwrap::codec::Codec::new(std::sync::Arc::new(keys));
+    let error = db.seal_cleartext(&codec, &column, &1.into()).unwrap_err();
+    assert!(matches!(error, Error::ReadOnly), "{error}");
+    assert_eq!(error.to_string(), "the database is read-only");
+    assert!(matches!(db.note_key([1; 8].into(), Alg::A256Kw, "active"), Err(Error::ReadOnly)));
+    assert!(matches!(db.upgrade(), Err(Error::ReadOnly)));
+    assert!(matches!(db.exclusively(|_| Ok::<_, Error>(())), Err(Error::ReadOnly)));
+    assert!(matches!(Db::create(at).and_then(|db| db.upgrade()), Err(Error::ReadOnly)));
+}
+
+#[test]
+fn a_database_that_cannot_be_written_is_read_and_says_so_when_written() {
+    let name = "a_database_that_cannot_be_written_is_read_and_says_so_when_written";
+    if let Ok(at) = env::var("STORE_READ_ONLY") {
+        read_all_and_write_nothing(&at.parse().unwrap());
+        return;
+    }
+    // Root may write whatever its mode says, so that a child without root's rights reads.
+    for (journal, directory) in [("WAL", 0o555), ("DELETE", 0o555), ("WAL", 0o777), ("DELETE", 0o777)] {
+        let (dir, mut connection) = Shop::new().closed();
+        diesel::connection::SimpleConnection::batch_execute(
+            &mut connection,
+            &format!(
+                "CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT); \
+                 INSERT INTO customer VALUES (1, 'DE1'), (2, 'DE2'); PRAGMA journal_mode = {journal}"
+            ),
+        )
+        .unwrap();
+        drop(connection);
+        let copy = tempfile::tempdir().unwrap();
+        let (file, exe) = (copy.path().join("app.db"), dir.path().join("test"));
+        fs::copy(path(&dir), &file).unwrap();
+        fs::copy(env::current_exe().unwrap(), &exe).unwrap();
+        for (path, mode) in
+            [(file.as_path(), 0o444), (copy.path(), directory), (dir.path(), 0o755), (exe.as_path(), 0o755)]
+        {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        let mut child = Command::new(exe);
+        child.args(["--exact", name]).env("STORE_READ_ONLY", format!("sqlite://{}", file.display())).current_dir("/");
+        if fs::metadata(&file).unwrap().uid() == 0 {
+            child.uid(NOBODY).gid(NOBODY);
+        }
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{journal} {directory:o}: {said}");
+        fs::set_permissions(copy.path(), Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+const NOBODY: u32 = 65_534;
 
 #[test]
 fn a_database_in_utf_16_is_refused() {
@@ -135,6 +247,26 @@ fn the_printed_sql_makes_the_same_tables() {
 }
 
 #[test]
+fn the_printed_sql_leaves_nothing_to_upgrade() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = support::connection(&dir);
+    diesel::connection::SimpleConnection::batch_execute(&mut other, &schema_sql()).unwrap();
+    let db = Db::open(&url(&dir)).unwrap();
+    let identity = db.ready().unwrap();
+    assert_eq!(identity.identity.len(), 32);
+    assert!(identity.identity.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c)));
+    assert!(identity.made.ends_with('Z') && identity.made.len() == 20, "{}", identity.made);
+    assert_eq!(db.upgrade().unwrap(), []);
+    assert_eq!(db.ready().unwrap(), identity);
+    for statement in schema_sql().split_inclusive(";\n") {
+        // By hand a second time, as a shell would that goes on after an error.
+        let _ = diesel::connection::SimpleConnection::batch_execute(&mut other, statement);
+    }
+    assert_eq!(db.ready().unwrap(), identity);
+    assert_eq!(db.upgrade().unwrap(), []);
+}
+
+#[test]
 fn the_agent_run_table_is_made_only_where_it_is_missing() {
     let shop = Shop::new();
     assert!(!shop.db.create_agent_run_table().unwrap());
@@ -156,6 +288,20 @@ fn keys_that_were_seen_are_remembered_with_their_last_state() {
         (seen[0].kid.as_str(), seen[0].alg.as_str(), seen[0].state.as_str()),
         (support::KID, "A256KW", "deactivated")
     );
+}
+
+#[test]
+fn noting_a_key_again_in_the_same_state_changes_nothing() {
+    let shop = Shop::new();
+    let kid: KeyId = support::KID.parse().unwrap();
+    shop.db.note_key(kid, Alg::A256Kw, "active").unwrap();
+    shop.sql("UPDATE hardwrap_key_seen SET seen = '2001-01-01T00:00:00Z'");
+    shop.db.note_key(kid, Alg::A256Kw, "active").unwrap();
+    assert_eq!(shop.db.keys_seen().unwrap()[0].seen, "2001-01-01T00:00:00Z");
+    shop.db.note_key(kid, Alg::A256Kw, "deactivated").unwrap();
+    let seen = shop.db.keys_seen().unwrap();
+    assert_eq!((seen.len(), seen[0].state.as_str()), (1, "deactivated"));
+    assert_ne!(seen[0].seen, "2001-01-01T00:00:00Z");
 }
 
 #[test]

@@ -82,6 +82,11 @@ impl Module {
         Ok(guard)
     }
 
+    /// The file it was loaded from, without links.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The PKCS#11 context. Call it only under [`Module::enter`].
     pub(super) fn pkcs11(&self) -> &Pkcs11 {
         &self.pkcs11

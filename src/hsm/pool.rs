@@ -18,6 +18,7 @@ use super::module::{Module, lock};
 use super::raw::without_signals;
 use super::route::Access;
 use super::token::{self, TokenInfo};
+use super::turn::Turn;
 use super::{Ckr, Error, PinError, Settings};
 
 /// The sessions of one process on one token.
@@ -213,6 +214,7 @@ impl Pool {
         let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || absent;
         // A process that starts may meet another one's login, in which SoftHSM2 rewrites the token's file: look again.
         let tries = if state.generation == 0 { FIRST_TRIES } else { 2 };
+        let _turn = Turn::take(self.module.path());
         let mut outcome = Err(Error::HostOwned);
         for attempt in 0..tries {
             if reload && !too_soon {

@@ -1,7 +1,8 @@
 //! One database: its connection, its transactions, its lock.
 
 use std::fmt;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +11,9 @@ use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionMa
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
+use super::error::CANNOT_OPEN;
 use super::sql::{self, Query};
-use super::{DatabaseUrl, Error};
+use super::{DatabaseUrl, Error, schema};
 
 /// One database. Its methods take `&self` and wait for each other; share it by reference or in an `Arc`.
 pub struct Db {
@@ -22,24 +24,30 @@ pub struct Db {
 }
 
 impl Db {
-    /// Opens a database that is there.
+    /// Opens a database that is there: for reading where file or directory cannot be written, and then every write is
+    /// [`Error::ReadOnly`]. A file that is not ours stays exactly as it is; one that is keeps a write-ahead log.
     ///
     /// # Errors
     /// [`Error::NoDatabase`] if it is not; [`Error::NotADatabase`], [`Error::Unfit`], [`Error::Unavailable`].
     pub fn open(url: &DatabaseUrl) -> Result<Self, Error> {
-        match url.path().try_exists() {
-            Ok(true) => Self::connect(url, "rw"),
-            Ok(false) => Err(Error::NoDatabase(url.path().to_owned())),
-            Err(error) => Err(Error::Unavailable(Box::new(error))),
+        if !is_there(url.path())? {
+            return Err(Error::NoDatabase(url.path().to_owned()));
         }
+        Ok(Self::on(url, connection(url, "rw")?, false))
     }
 
     /// Opens a database, and makes its file where it is missing. Who may read the file is for the umask to say.
     ///
     /// # Errors
-    /// As [`Db::open`], but never [`Error::NoDatabase`].
+    /// As [`Db::open`], but [`Error::NoPlace`] in place of [`Error::NoDatabase`], if the directory is missing.
     pub fn create(url: &DatabaseUrl) -> Result<Self, Error> {
-        Self::connect(url, "rwc")
+        let path = absolute(url)?;
+        if !path.parent().is_some_and(Path::is_dir) {
+            return Err(Error::NoPlace(url.path().to_owned()));
+        }
+        let db = Self::on(url, connection(url, "rwc")?, false);
+        db.keep_log()?;
+        Ok(db)
     }
 
     /// Where the database is.
@@ -61,7 +69,9 @@ impl Db {
         }
         let mut connection = connection(&self.url, "rw")?;
         AnsiTransactionManager::begin_transaction_sql(&mut connection, sql::BEGIN).map_err(Error::from)?;
-        let inside = Self { url: self.url.clone(), connection: Mutex::new(connection), held: true };
+        // Known before the work begins, which may change more than the database.
+        connection.batch_execute(sql::TRY_WRITING).map_err(Error::from)?;
+        let inside = Self::on(&self.url, connection, true);
         let result = work(&inside);
         let mut connection = inside.connection.into_inner().unwrap_or_else(PoisonError::into_inner);
         match result {
@@ -109,8 +119,20 @@ impl Db {
         if self.held { connection.transaction(work) } else { connection.immediate_transaction(work) }
     }
 
-    fn connect(url: &DatabaseUrl, mode: &str) -> Result<Self, Error> {
-        Ok(Self { url: url.clone(), connection: Mutex::new(connection(url, mode)?), held: false })
+    /// Gives the database a write-ahead log, if it has none yet and the connection stands in no transaction. Fails
+    /// where nothing can be written.
+    pub(super) fn keep_log(&self) -> Result<(), Error> {
+        if self.held {
+            return Ok(());
+        }
+        self.read_with(|connection| {
+            keep_log(connection)?;
+            Ok(connection.batch_execute(sql::TRY_WRITING)?)
+        })
+    }
+
+    fn on(url: &DatabaseUrl, connection: SqliteConnection, held: bool) -> Self {
+        Self { url: url.clone(), connection: Mutex::new(connection), held }
     }
 
     fn lock(&self) -> MutexGuard<'_, SqliteConnection> {
@@ -133,16 +155,63 @@ impl fmt::Debug for Db {
     }
 }
 
+/// Connects to a file for writing. SQLite itself falls back to reading a file that cannot be written, but not where a
+/// write-ahead log wants files of its own in a directory that cannot.
 fn connection(url: &DatabaseUrl, mode: &str) -> Result<SqliteConnection, Error> {
-    let path = std::path::absolute(url.path()).map_err(|error| Error::Unavailable(Box::new(error)))?;
-    let mut connection = SqliteConnection::establish(&uri(&path, mode))?;
-    settle(&mut connection).map_err(|error| match error {
+    let path = absolute(url)?;
+    if path.is_dir() {
+        return Err(Error::NotADatabase(url.path().to_owned()));
+    }
+    let cannot_write = |error: &Error| match error {
+        Error::ReadOnly => true,
+        Error::Unavailable(source) => source.to_string().contains(CANNOT_OPEN),
+        _ => false,
+    };
+    match settled(&path, mode) {
+        Err(error) if cannot_write(&error) && is_there(&path)? => frozen(&path, error),
+        outcome => outcome,
+    }
+    .map_err(|error| match error {
         Error::Refused(source) if source.to_string() == "file is not a database" => {
             Error::NotADatabase(url.path().to_owned())
         }
         error => error,
-    })?;
+    })
+}
+
+/// Connects to a file that nobody can be writing: no other connection keeps an index of its log, and nothing waits in
+/// a log or journal to be recovered. Else, there is a reason not to read it.
+fn frozen(path: &Path, error: Error) -> Result<SqliteConnection, Error> {
+    let beside = |end: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        // Asked by name: opening and closing a file here would take away the locks of this process.
+        fs::metadata(PathBuf::from(name)).ok().map(|found| found.len())
+    };
+    if ["-wal", "-journal"].into_iter().any(|end| beside(end).is_some_and(|length| length > 0)) {
+        return Err(Error::Unfit(
+            "a log or journal (-wal, -journal) waits to be recovered, and its directory cannot be written: put both \
+             files where they can be",
+        ));
+    }
+    if beside("-shm").is_some() {
+        return Err(error);
+    }
+    settled(path, "ro&immutable=1")
+}
+
+fn settled(path: &Path, mode: &str) -> Result<SqliteConnection, Error> {
+    let mut connection = SqliteConnection::establish(&uri(path, mode))?;
+    settle(&mut connection)?;
     Ok(connection)
+}
+
+fn absolute(url: &DatabaseUrl) -> Result<PathBuf, Error> {
+    std::path::absolute(url.path()).map_err(|error| Error::Unavailable(Box::new(error)))
+}
+
+fn is_there(path: &Path) -> Result<bool, Error> {
+    path.try_exists().map_err(|error| Error::Unavailable(Box::new(error)))
 }
 
 /// The file as SQLite's URI, which alone can say that a file must be there already.
@@ -161,20 +230,35 @@ fn uri(path: &Path, mode: &str) -> String {
 
 fn settle(connection: &mut SqliteConnection) -> Result<(), Error> {
     connection.batch_execute(sql::BUSY)?;
+    connection.batch_execute(sql::SETTINGS)?;
+    let encodings: Vec<Encoding> = Query::new("PRAGMA encoding").load(connection)?;
+    if encodings.iter().any(|found| found.encoding != "UTF-8") {
+        return Err(Error::Unfit("its text is not stored as UTF-8"));
+    }
+    // The journal mode is a property of the file, and a file of somebody else keeps its own.
+    if schema::is_there(connection, "hardwrap_database")? {
+        match keep_log(connection) {
+            Ok(()) | Err(Error::ReadOnly) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn keep_log(connection: &mut SqliteConnection) -> Result<(), Error> {
     // Another program that is just doing the same does not make SQLite wait here, but fail.
     let patience = Instant::now() + Duration::from_secs(10);
     while journal_mode(connection, "PRAGMA journal_mode")? != "wal" {
         match journal_mode(connection, "PRAGMA journal_mode = WAL") {
             Ok(mode) if mode == "wal" => break,
-            Ok(_) => return Err(Error::Unfit("it takes no write-ahead log (WAL)")),
+            Ok(_) => {
+                // One that is open for reading only says no without an error: a write gives the reason.
+                connection.batch_execute(sql::TRY_WRITING)?;
+                return Err(Error::Unfit("it takes no write-ahead log (WAL)"));
+            }
             Err(Error::Unavailable(_)) if Instant::now() < patience => thread::sleep(Duration::from_millis(20)),
             Err(error) => return Err(error),
         }
-    }
-    connection.batch_execute(sql::SETTINGS)?;
-    let encodings: Vec<Encoding> = Query::new("PRAGMA encoding").load(connection)?;
-    if encodings.iter().any(|found| found.encoding != "UTF-8") {
-        return Err(Error::Unfit("its text is not stored as UTF-8"));
     }
     Ok(())
 }
@@ -200,4 +284,63 @@ struct JournalMode {
 struct Encoding {
     #[diesel(sql_type = Text)]
     encoding: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A database of ours, closed, in a directory of its own.
+    fn closed() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("app.db");
+        let url = format!("sqlite://{}", path.display()).parse().expect("a URL");
+        Db::create(&url).and_then(|db| db.upgrade()).expect("a database");
+        (dir, path)
+    }
+
+    fn beside(path: &Path, end: &str) -> PathBuf {
+        PathBuf::from(format!("{}{end}", path.display()))
+    }
+
+    #[test]
+    fn what_is_sorted_stays_in_memory() {
+        #[derive(QueryableByName)]
+        struct Store {
+            #[diesel(sql_type = BigInt)]
+            temp_store: i64,
+        }
+        let (_dir, path) = closed();
+        for connect in [|path: &Path| settled(path, "rw"), |path: &Path| frozen(path, Error::ReadOnly)] {
+            let mut connection = connect(&path).expect("open");
+            let stores: Vec<Store> = Query::new("PRAGMA temp_store").load(&mut connection).expect("a setting");
+            assert_eq!(stores.first().map(|found| found.temp_store), Some(2));
+        }
+    }
+
+    #[test]
+    fn a_frozen_database_is_read_and_never_written() {
+        let (dir, path) = closed();
+        let url: DatabaseUrl = format!("sqlite://{}", path.display()).parse().expect("a URL");
+        let db = Db::on(&url, frozen(&path, Error::ReadOnly).expect("readable"), false);
+        db.ready().expect("ours");
+        assert!(matches!(db.create_agent_run_table(), Err(Error::ReadOnly)));
+        assert!(matches!(db.upgrade(), Err(Error::ReadOnly)));
+        let files = fs::read_dir(dir.path()).expect("a directory").count();
+        assert_eq!(files, 1, "nothing was made beside it");
+    }
+
+    #[test]
+    fn a_database_is_not_taken_as_frozen_while_a_log_waits_or_is_in_use() {
+        let (_dir, path) = closed();
+        for end in ["-wal", "-journal"] {
+            fs::write(beside(&path, end), "").expect("written");
+            frozen(&path, Error::ReadOnly).map(drop).expect("an empty log holds nothing");
+            fs::write(beside(&path, end), "x").expect("written");
+            assert!(matches!(frozen(&path, Error::ReadOnly).map(drop), Err(Error::Unfit(_))), "{end}");
+            fs::remove_file(beside(&path, end)).expect("removed");
+        }
+        fs::write(beside(&path, "-shm"), "").expect("written");
+        assert!(matches!(frozen(&path, Error::WalInUse).map(drop), Err(Error::WalInUse)));
+    }
 }

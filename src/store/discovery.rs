@@ -1,8 +1,11 @@
 //! Discovery: envelopes of ours, wherever they stand, registered or not.
 
+use std::fmt;
+
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
+use super::key::escaped;
 use super::sql::{self, Query};
 use super::{Db, Error};
 
@@ -42,6 +45,23 @@ pub struct Found {
     pub column: String,
     /// How many envelopes.
     pub count: u64,
+}
+
+impl Found {
+    /// Whether this is the column `column` of `table`, by SQLite's rules for names: `main.` may stand before the
+    /// table, and case does not count.
+    pub fn is(&self, table: &str, column: &str) -> bool {
+        self.table.eq_ignore_ascii_case(sql::bare(table)) && self.column.eq_ignore_ascii_case(column)
+    }
+}
+
+/// `TABLE.COLUMN`, escaped as a [`Key`](super::Key) is.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        escaped(&self.table, f)?;
+        f.write_str(".")?;
+        escaped(&self.column, f)
+    }
 }
 
 #[derive(QueryableByName)]

@@ -17,6 +17,10 @@ pub enum Error {
     #[error("no database {0}: run `hardwrap init`")]
     NoDatabase(PathBuf),
 
+    /// A database cannot be made there: its directory is missing.
+    #[error("cannot make database {0}: no such directory")]
+    NoPlace(PathBuf),
+
     /// Our tables are not there.
     #[error("the database has no tables of hardwrap: run `hardwrap init`")]
     NotInitialised,
@@ -52,6 +56,10 @@ pub enum Error {
     #[error("the database is unavailable")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
 
+    /// The file, or its directory, cannot be written; nothing was changed.
+    #[error("the database is read-only")]
+    ReadOnly,
+
     /// The write-ahead log could not be emptied, because another connection uses it; try again.
     #[error("the write-ahead log is in use by another connection and was not truncated")]
     WalInUse,
@@ -63,6 +71,15 @@ pub enum Error {
     /// The database does not work the way values need it to.
     #[error("the database cannot be used: {0}")]
     Unfit(&'static str),
+
+    /// Two registered columns are one column of the database, or are written alike once spelt as the schema does.
+    #[error("{first} and {second} are one column to the database: register it once")]
+    RegisteredTwice {
+        /// The one, as it was registered.
+        first: String,
+        /// The other.
+        second: String,
+    },
 
     /// A table is missing.
     #[error("no table {0}")]
@@ -85,13 +102,18 @@ pub enum Error {
     #[error("column {0} is generated: nothing can be stored there")]
     Generated(String),
 
-    /// The row column cannot be bound to: its type has no one text.
-    #[error("row column {column} is declared {declared:?}: values are bound to integers and texts only")]
+    /// The row column cannot be bound to: SQLite may store there something else than it was given.
+    #[error(
+        "row column {column} is declared {declared:?}, which has {affinity} affinity and may change what is stored \
+         there: values are bound to INTEGER and TEXT only"
+    )]
     NotBindable {
         /// `TABLE.COLUMN` of the row column.
         column: String,
         /// Its declared type.
         declared: String,
+        /// What SQLite makes of that type.
+        affinity: &'static str,
     },
 
     /// The key does not tell rows apart; nothing was changed.
@@ -157,6 +179,9 @@ impl From<Diesel> for Error {
         if let Some(column) = message.strip_prefix("no such column: ") {
             return Self::NoColumn(column.strip_prefix("t.").unwrap_or(column).to_owned());
         }
+        if message.contains("attempt to write a readonly database") {
+            return Self::ReadOnly;
+        }
         if OUT_OF_REACH.iter().any(|text| message.contains(text)) {
             return Self::Unavailable(Box::new(error));
         }
@@ -170,9 +195,12 @@ impl From<diesel::ConnectionError> for Error {
     }
 }
 
+/// SQLITE_CANTOPEN
+pub(super) const CANNOT_OPEN: &str = "unable to open database file";
+
 const OUT_OF_REACH: [&str; 5] = [
     "is locked", // SQLITE_BUSY, SQLITE_LOCKED
-    "unable to open database file",
+    CANNOT_OPEN,
     "disk I/O error",
     "database or disk is full",
     "locking protocol",

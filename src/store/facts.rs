@@ -8,25 +8,31 @@ use super::{Db, Error};
 use crate::column::{Capacity, Column, Register};
 
 impl Db {
-    /// Looks up every registered column in the schema, and sets the capacity that its declared type gives it in the
-    /// register: also where this database would not mind a longer text, because others will. A smaller capacity that
-    /// is set already stays.
+    /// Looks up every registered column in the schema, and sets in the register how the schema spells it and the
+    /// capacity that its declared type gives it: also where this database would not mind a longer text, because others
+    /// will. A smaller capacity that is set already stays.
     ///
     /// What is missing is a fact, not an error: [`ColumnFacts::usable`] makes it one.
     ///
     /// # Errors
+    /// [`Error::RegisteredTwice`] if two are one column to the database, and the register stays as it was;
     /// [`Error::Unavailable`].
     pub fn describe(&self, register: &mut Register) -> Result<Vec<ColumnFacts>, Error> {
-        register
-            .columns_mut()
-            .iter_mut()
-            .map(|column| {
-                let facts = self.read_with(|connection| facts(connection, column))?;
-                let limits = [column.capacity().0, facts.capacity.0];
-                *column = column.clone().holding(Capacity(limits.into_iter().flatten().min()));
-                Ok(facts)
-            })
-            .collect()
+        let mut described: Vec<Column> = Vec::new();
+        let mut all = Vec::new();
+        for column in register.columns() {
+            let (spelt, facts) = self.read_with(|connection| facts(connection, column))?;
+            if let Some(earlier) = described.iter().find(|earlier| one_column(earlier, &spelt)) {
+                return Err(Error::RegisteredTwice { first: earlier.registered(), second: spelt.registered() });
+            }
+            let limits = [column.capacity().0, facts.capacity.0];
+            described.push(spelt.holding(Capacity(limits.into_iter().flatten().min())));
+            all.push(facts);
+        }
+        for (column, described) in register.columns_mut().iter_mut().zip(described) {
+            *column = described;
+        }
+        Ok(all)
     }
 }
 
@@ -78,8 +84,18 @@ impl ColumnFacts {
         match &self.row {
             RowFact::Unbound | RowFact::Bindable(_) => Ok(()),
             RowFact::Missing => Err(Error::NoColumn(row())),
-            RowFact::NotBindable(declared) => Err(Error::NotBindable { column: row(), declared: declared.clone() }),
+            RowFact::NotBindable(declared) => Err(Error::NotBindable {
+                column: row(),
+                declared: declared.clone(),
+                affinity: Affinity::of(declared).name(),
+            }),
         }
+    }
+
+    /// Whether the row column has integer affinity: `007` stored there is 7, so only the canonical decimal of an
+    /// integer names its row.
+    pub fn row_is_integer(&self) -> bool {
+        matches!(&self.row, RowFact::Bindable(declared) if Affinity::of(declared) == Affinity::Integer)
     }
 }
 
@@ -144,13 +160,57 @@ pub fn declared_capacity(declared: &str) -> Capacity {
     })
 }
 
-/// Whether a type has one text for each value. A column without a type may hold anything: its rows are looked at one
-/// by one.
+/// What SQLite makes of a declared type (datatype3.html §3.1): how it changes what is stored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Affinity {
+    Integer,
+    Text,
+    Blob,
+    Real,
+    Numeric,
+}
+
+impl Affinity {
+    /// The five rules, in their order: `CHARINT` is an integer, and so is `FLOATING POINT`.
+    fn of(declared: &str) -> Self {
+        let declared = declared.to_ascii_uppercase();
+        let holds = |words: &[&str]| words.iter().any(|word| declared.contains(word));
+        if holds(&["INT"]) {
+            Self::Integer
+        } else if holds(&["CHAR", "CLOB", "TEXT"]) {
+            Self::Text
+        } else if declared.is_empty() || holds(&["BLOB"]) {
+            Self::Blob
+        } else if holds(&["REAL", "FLOA", "DOUB"]) {
+            Self::Real
+        } else {
+            Self::Numeric
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Integer => "INTEGER",
+            Self::Text => "TEXT",
+            Self::Blob => "BLOB",
+            Self::Real => "REAL",
+            Self::Numeric => "NUMERIC",
+        }
+    }
+}
+
+/// Whether what is stored there is what was given, up to the spelling of an integer. A `uuid` is not: its affinity is
+/// NUMERIC, and one that is all digits becomes a number. A column without a type keeps everything as it is: its rows
+/// are looked at one by one.
 fn bindable(declared: &str) -> bool {
-    let (name, _) = split(declared);
-    !NOT_BINDABLE.iter().any(|word| name.split(' ').any(|part| part.starts_with(word)))
-        && !name.ends_with("blob")
-        && !name.contains("binary")
+    declared.is_empty() || matches!(Affinity::of(declared), Affinity::Integer | Affinity::Text)
+}
+
+/// Whether two columns with the schema's spelling are one, by SQLite's rules for names, or are written alike. Those
+/// that are not there yet have no spelling but that of the register.
+fn one_column(one: &Column, other: &Column) -> bool {
+    let table = sql::bare(one.table()).eq_ignore_ascii_case(sql::bare(other.table()));
+    table && one.name().eq_ignore_ascii_case(other.name()) || one.to_string() == other.to_string()
 }
 
 /// The name of a type in lower case with single blanks, and the number in its parentheses.
@@ -161,10 +221,11 @@ fn split(declared: &str) -> (String, Option<u64>) {
     (name, digits.parse().ok())
 }
 
-fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<ColumnFacts, Error> {
+/// A registered column with its names as the schema spells them, and what the schema says of it.
+fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<(Column, ColumnFacts), Error> {
     let table = sql::bare(column.table());
     let kinds: Vec<Kind> =
-        Query::new("SELECT type AS kind FROM pragma_table_list WHERE schema = 'main' AND name COLLATE NOCASE = ")
+        Query::new("SELECT name, type AS kind FROM pragma_table_list WHERE schema = 'main' AND name COLLATE NOCASE = ")
             .text(table)
             .load(connection)?;
     let columns: Vec<Declared> = Query::new("SELECT name, type AS declared, hidden, pk FROM pragma_table_xinfo(")
@@ -174,12 +235,19 @@ fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<ColumnFac
     let find = |name: &str| columns.iter().find(|found| found.name.eq_ignore_ascii_case(name));
 
     let sealed = find(column.name());
+    let spelt = |name: &str| find(name).map_or(name, |found| &found.name).to_owned();
+    let column = column.spelt(
+        kinds.first().map_or(column.table().to_owned(), |found| sql::registrable(&found.name)),
+        spelt(column.name()),
+        spelt(column.key()),
+        column.row().map(spelt),
+    );
     let key = match find(column.key()) {
         None => KeyFact::Missing,
         Some(found) if unique(connection, table, found, &columns)? => KeyFact::Unique,
         Some(_) => KeyFact::NotUnique,
     };
-    Ok(ColumnFacts {
+    let facts = ColumnFacts {
         name: column.to_string(),
         table: match kinds.first().map(|found| found.kind.as_str()) {
             None => TableFact::Missing,
@@ -203,14 +271,16 @@ fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<ColumnFac
         owner: column.table().to_owned(),
         key_name: column.key().to_owned(),
         row_name: column.row().map(str::to_owned),
-    })
+    };
+    Ok((column, facts))
 }
 
 fn unique(connection: &mut SqliteConnection, table: &str, key: &Declared, columns: &[Declared]) -> Result<bool, Error> {
     if key.pk > 0 && columns.iter().filter(|column| column.pk > 0).count() == 1 {
         return Ok(true);
     }
-    // An index of one column, over all rows, that admits each value once.
+    // An index of one column, over all rows, that admits each value once. Whatever its collation, keys that are the
+    // same byte for byte are the same to it, and keys are never compared otherwise (`sql::exactly`).
     let indexes: Vec<Indexed> = Query::new("SELECT MIN(c.name) AS name FROM pragma_index_list(")
         .text(table)
         .sql(
@@ -223,6 +293,8 @@ fn unique(connection: &mut SqliteConnection, table: &str, key: &Declared, column
 
 #[derive(QueryableByName)]
 struct Kind {
+    #[diesel(sql_type = Text)]
+    name: String,
     #[diesel(sql_type = Text)]
     kind: String,
 }
@@ -264,12 +336,6 @@ const LENGTH_COUNTS: [&str; 16] = [
     "varbinary",
 ];
 
-/// Types whose values have several texts, or none: floating-point and decimal numbers, bytes, times, bits.
-const NOT_BINDABLE: [&str; 16] = [
-    "real", "double", "float", "numeric", "decimal", "dec", "fixed", "number", "money", "bytea", "date", "time",
-    "year", "interval", "bit", "json",
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,27 +367,62 @@ mod tests {
     }
 
     #[test]
-    fn values_are_bound_to_integers_and_texts_only() {
-        for declared in ["int", "INTEGER", "bigint unsigned", "varchar(36)", "text", "uuid", "char(32)", ""] {
+    fn a_declared_type_has_the_affinity_that_sqlite_gives_it() {
+        use Affinity::{Blob, Integer, Numeric, Real, Text};
+        let mut connection = SqliteConnection::establish(":memory:").expect("memory");
+        for (declared, affinity) in [
+            ("INT", Integer),
+            ("bigint unsigned", Integer),
+            ("CHARINT", Integer),
+            ("FLOATING POINT", Integer),
+            ("interval", Integer),
+            ("varchar(36)", Text),
+            ("char(32)", Text),
+            ("clob", Text),
+            ("TinyText", Text),
+            ("", Blob),
+            ("LongBlob", Blob),
+            ("real", Real),
+            ("double precision", Real),
+            ("FLOAT", Real),
+            ("numeric(10,2)", Numeric),
+            ("decimal", Numeric),
+            ("STRING", Numeric),
+            ("uuid", Numeric),
+            ("boolean", Numeric),
+            ("date", Numeric),
+            ("datetime", Numeric),
+            ("TIMESTAMP", Numeric),
+            ("binary(16)", Numeric),
+            ("varbinary(16)", Numeric),
+            ("bytea", Numeric),
+            ("json", Numeric),
+            ("any", Numeric),
+        ] {
+            assert_eq!(Affinity::of(declared), affinity, "{declared}");
+            // And SQLite itself, by what it casts a text to.
+            let kinds: Vec<Kind> = Query::new(format!("SELECT '' AS name, typeof(CAST('1.5' AS {declared})) AS kind"))
+                .load(&mut connection)
+                .unwrap_or_default();
+            if declared.is_empty() {
+                continue; // no CAST to no type
+            }
+            let kind = match affinity {
+                Integer => "integer",
+                Text => "text",
+                Blob => "blob",
+                Real | Numeric => "real",
+            };
+            assert_eq!(kinds.first().map(|found| found.kind.as_str()), Some(kind), "{declared}");
+        }
+    }
+
+    #[test]
+    fn values_are_bound_to_what_is_stored_as_it_was_given() {
+        for declared in ["int", "INTEGER", "varchar(36)", "text", "char(32)", ""] {
             assert!(bindable(declared), "{declared}");
         }
-        for declared in [
-            "real",
-            "double precision",
-            "FLOAT",
-            "numeric(10,2)",
-            "decimal",
-            "blob",
-            "LongBlob",
-            "varbinary(16)",
-            "bytea",
-            "date",
-            "datetime",
-            "TIMESTAMP",
-            "timestamptz",
-            "time",
-            "binary(16)",
-        ] {
+        for declared in ["uuid", "STRING", "boolean", "decimal(10,6)", "date", "real", "double", "blob", "binary(16)"] {
             assert!(!bindable(declared), "{declared}");
         }
     }

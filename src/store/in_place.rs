@@ -25,11 +25,12 @@ impl Db {
         let value = sql::of_t(column.name());
         let update = Query::new(format!("UPDATE {} SET {} = ", sql::from(column), sql::quote(column.name())))
             .text(&sealed)
-            .sql(&format!(" WHERE {} = ", sql::of_t(column.key())));
+            .sql(&format!(" WHERE {} = ", sql::exactly(column.key())));
         let mut update =
             key.bind(update).sql(&format!(" AND {}{}", sql::as_bytes(&value), sql::SAME)).bytes(old.bytes());
         if let (Some(name), Some(row)) = (column.row(), &row) {
-            update = update.sql(&format!(" AND CAST({} AS TEXT) = ", sql::of_t(name))).text(row.as_str());
+            update =
+                update.sql(&format!(" AND CAST({} AS TEXT) COLLATE BINARY = ", sql::of_t(name))).text(row.as_str());
         }
         self.write(|connection| match update.execute(connection)? {
             0 => Ok(SealedInPlace::Changed),

@@ -1,6 +1,6 @@
 //! What a row is found by.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text};
@@ -57,12 +57,13 @@ impl From<&str> for Key {
     }
 }
 
-/// The number or text itself; bytes as `x'0a1b'`.
+/// The number or text itself, for people to read: what would move a cursor, end a line or turn its direction is
+/// escaped. Bytes as `x'0a1b'`. The way back to the row is [`Db::read_key`](super::Db::read_key), not this text.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Integer(value) => value.fmt(f),
-            Self::Text(value) => value.fmt(f),
+            Self::Text(value) => escaped(value, f),
             Self::Odd(OddKey(Kind::Null)) => f.write_str("NULL"),
             Self::Odd(OddKey(Kind::Real(bits))) => f64::from_bits(*bits).fmt(f),
             Self::Odd(OddKey(Kind::Bytes(bytes) | Kind::NotUtf8(bytes))) => {
@@ -72,6 +73,16 @@ impl fmt::Display for Key {
             }
         }
     }
+}
+
+/// A text from the database, as a terminal may show it: a control character, a separator of lines and whatever turns
+/// the direction of writing stands there as `\u{1b}`, everything else as it is.
+pub(super) fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    text.chars().try_for_each(|c| {
+        let turns =
+            matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns { write!(f, "{}", c.escape_debug()) } else { f.write_char(c) }
+    })
 }
 
 /// A key as [`KeyParts::select`] reads it.
@@ -115,6 +126,24 @@ impl From<KeyParts> for Key {
                 "blob" => Self::Odd(OddKey(Kind::Bytes(Vec::new()))),
                 _ => Self::Odd(OddKey(Kind::Null)),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_never_moves_the_cursor_or_ends_a_line_where_it_is_shown() {
+        for (key, shown) in [
+            ("\u{1b}[2J\u{7}", r"\u{1b}[2J\u{7}"),
+            ("7\n  key 8: fine\r", r"7\n  key 8: fine\r"),
+            ("\0\t\u{85}\u{9b}1m", r"\0\t\u{85}\u{9b}1m"),
+            ("a\u{202e}b\u{2028}", r"a\u{202e}b\u{2028}"),
+            ("Öl 'x' \"y\" \\ 東京", "Öl 'x' \"y\" \\ 東京"),
+        ] {
+            assert_eq!(Key::from(key).to_string(), shown);
         }
     }
 }

@@ -19,6 +19,7 @@ impl Db {
     /// [`Error::NewerTables`] and [`Error::NewerNeeded`] if a newer hardwrap was here, and nothing was changed;
     /// [`Error::Unavailable`].
     pub fn upgrade(&self) -> Result<Vec<Applied>, Error> {
+        self.keep_log()?;
         let mut applied = Vec::new();
         for migration in &MIGRATIONS {
             let done = self.write(|connection| {
@@ -91,14 +92,21 @@ impl Db {
         })
     }
 
-    /// Notes that a master key was seen in this state, as the keyring names it. Which of two states is the higher is
-    /// for the caller to know: what was noted last stands.
+    /// Notes that a master key was seen in this state, as the keyring names it. Noted already, it changes nothing: the
+    /// time stays that of the first sight. Which of two states is the higher is for the caller to know: what was noted
+    /// last stands.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::NoTable`] before [`Db::upgrade`].
     pub fn note_key(&self, kid: KeyId, alg: Alg, state: &str) -> Result<(), Error> {
         self.write(|connection| {
             let kid = kid.to_string();
+            let noted: Vec<KeySeen> = Query::new("SELECT kid, alg, state, seen FROM hardwrap_key_seen WHERE kid = ")
+                .text(&kid)
+                .load(connection)?;
+            if noted.iter().any(|noted| noted.state == state && noted.alg == alg.name()) {
+                return Ok(());
+            }
             Query::new("DELETE FROM hardwrap_key_seen WHERE kid = ").text(&kid).execute(connection)?;
             Query::new("INSERT INTO hardwrap_key_seen (kid, alg, state, seen) VALUES (")
                 .text(&kid)
@@ -125,10 +133,21 @@ impl Db {
     }
 }
 
-/// All SQL that makes our tables, and those of the preset `nr-llm`, in the order in which it is run.
+/// All SQL that makes our tables and what stands in them, and those of the preset `nr-llm`, in the order in which it is
+/// run. [`Db::upgrade`] finds nothing left to do after it.
 pub fn schema_sql() -> String {
-    let own = MIGRATIONS.iter().map(|migration| migration.sql);
-    own.chain(AGENT_RUN.iter().map(|(_, sql)| *sql)).collect::<Vec<_>>().join("\n")
+    let mut all = String::new();
+    for Migration { version, name: _, sql } in &MIGRATIONS {
+        all.push_str(sql);
+        all.push_str(&format!("INSERT INTO hardwrap_migration (version, applied) VALUES ({version}, {SQL_NOW});\n"));
+    }
+    // Where there is an identity already, the statements above fail, and no second one may come in.
+    all.push_str(&format!(
+        "INSERT INTO hardwrap_database (identity, made, oldest_version)\n    \
+         SELECT lower(hex(randomblob(16))), {SQL_NOW}, '{OLDEST}' WHERE NOT EXISTS (SELECT 1 FROM hardwrap_database);\n"
+    ));
+    AGENT_RUN.iter().for_each(|(_, sql)| all.push_str(sql));
+    all
 }
 
 /// A migration that was applied.
@@ -205,7 +224,7 @@ fn identity(connection: &mut SqliteConnection) -> Result<Option<Identity>, Error
     Ok(rows.into_iter().next())
 }
 
-fn is_there(connection: &mut SqliteConnection, name: &str) -> Result<bool, Error> {
+pub(super) fn is_there(connection: &mut SqliteConnection, name: &str) -> Result<bool, Error> {
     let rows: Vec<Name> =
         Query::new("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name COLLATE NOCASE = ")
             .text(name)
@@ -220,7 +239,7 @@ fn release(version: &str) -> Option<[u64; 3]> {
     numbers.try_into().ok()
 }
 
-/// Now, RFC 3339 in UTC, whole seconds.
+/// Now, RFC 3339 in UTC, whole seconds: as [`SQL_NOW`] says it.
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -246,6 +265,8 @@ const AGENT_RUN: [(&str, &str); 2] = [
     ("tx_nrllm_agentrun", include_str!("migrations/agentrun.sql")),
     ("tx_nrllm_agentrun_event", include_str!("migrations/agentrun_event.sql")),
 ];
+
+const SQL_NOW: &str = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
 
 const THIS: &str = env!("CARGO_PKG_VERSION");
 /// The oldest hardwrap that understands the tables as they are now.

@@ -108,14 +108,28 @@ pub(super) fn of_t(name: &str) -> String {
     format!("t.{}", quote(name))
 }
 
-/// A table of the register, quoted and called `t`. `main.` is SQLite's one schema here; other dots belong to the name.
+/// A column of `t`, compared and ordered byte for byte whatever its collation: a key column that ignores case would
+/// otherwise skip rows at the edge of a page.
+pub(super) fn exactly(name: &str) -> String {
+    format!("{} COLLATE BINARY", of_t(name))
+}
+
+/// A table of the register, quoted and called `t`. `main.` is SQLite's one schema here, in any case; other dots belong to the name.
 pub(super) fn table(name: &str) -> String {
     format!("main.{} AS t", quote(bare(name)))
 }
 
 /// The name of a table without its schema.
 pub(super) fn bare(table: &str) -> &str {
-    table.strip_prefix("main.").unwrap_or(table)
+    match table.split_at_checked("main.".len()) {
+        Some((schema, name)) if schema.eq_ignore_ascii_case("main.") => name,
+        _ => table,
+    }
+}
+
+/// A table of the schema as the register names it, so that [`bare`] gives its name again.
+pub(super) fn registrable(name: &str) -> String {
+    if bare(name) == name { name.to_owned() } else { format!("main.{name}") }
 }
 
 /// The table of a registered column, called `t`.
@@ -165,8 +179,14 @@ pub(super) const SAME: &str = " IS ";
 /// What every connection is told first: the wait for locks, in milliseconds, before anything can need one.
 pub(super) const BUSY: &str = "PRAGMA busy_timeout = 10000";
 
-/// What every connection is told. Deleted content is overwritten, commits reach the disk, references hold.
-pub(super) const SETTINGS: &str = "PRAGMA secure_delete = ON; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
+/// What every connection is told. Deleted content is overwritten, commits reach the disk, references hold, and what is
+/// sorted or set aside never becomes a file in the directory for temporary ones.
+pub(super) const SETTINGS: &str = "PRAGMA secure_delete = ON; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
+    PRAGMA temp_store = MEMORY;";
 
 /// A write transaction takes its lock at the start, so that it waits there and never fails half-way.
 pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
+
+/// A statement that takes the write lock, changes nothing and fails where nothing can be written, which a BEGIN does
+/// not: SQLite then only reads. It frees one page of a database that is vacuumed page by page, and none of others.
+pub(super) const TRY_WRITING: &str = "PRAGMA incremental_vacuum(1)";

@@ -15,7 +15,7 @@ use crate::envelope::Marker;
 use crate::secret::Plaintext;
 
 impl Db {
-    /// The row whose key is `key`, as text; whether the key column holds numbers or texts is the database's to know.
+    /// The row whose key is `key`, as text, byte for byte; whether the key column holds numbers or texts is the database's to know.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::KeyNotUnique`], [`Error::Unavailable`].
@@ -30,14 +30,14 @@ impl Db {
         }
     }
 
-    /// The next `limit` rows behind `after`, or the first ones, in the order of the key column: every row, whatever
-    /// its state. Rows whose key is NULL cannot be reached; [`Counts::keyless`](super::Counts::keyless) counts them.
+    /// The next `limit` rows behind `after`, or the first ones, in the order of the keys: numbers, texts byte for byte,
+    /// bytes; every row, whatever its state. Rows whose key is NULL cannot be reached; [`Counts::keyless`](super::Counts::keyless) counts them.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`]. Bad rows are errors of their own, within
     /// [`Stored`].
     pub fn page(&self, column: &Column, after: Option<&Key>, limit: u32) -> Result<Vec<Stored>, Error> {
-        let key = sql::of_t(column.key());
+        let key = sql::exactly(column.key());
         let query = select(column).sql(" WHERE ").sql(&key);
         let query = match after {
             Some(after) => after.bind(query.sql(" > ")),
@@ -54,15 +54,20 @@ impl Db {
     pub fn sample(&self, column: &Column, limit: u32) -> Result<Vec<Stored>, Error> {
         let (key, value) = (sql::of_t(column.key()), sql::of_t(column.name()));
         let drawn = format!(
-            " WHERE {key} IN (SELECT {key} FROM {} WHERE length({}) > 0 ORDER BY random() LIMIT ",
+            " WHERE {} IN (SELECT {key} FROM {} WHERE length({}) > 0 ORDER BY random() LIMIT ",
+            sql::exactly(column.key()),
             sql::from(column),
             sql::as_bytes(&value)
         );
         self.stored(column, select(column).sql(&drawn).integer(limit.into()).sql(")"))
     }
 
-    pub(super) fn read_key(&self, column: &Column, key: &Key) -> Result<Option<Stored>, Error> {
-        let query = select(column).sql(" WHERE ").sql(&sql::of_t(column.key())).sql(" = ");
+    /// The row whose key is exactly `key`: the way back to a row that [`Db::page`] showed, whatever its key is.
+    ///
+    /// # Errors
+    /// As [`Db::read`].
+    pub fn read_key(&self, column: &Column, key: &Key) -> Result<Option<Stored>, Error> {
+        let query = select(column).sql(" WHERE ").sql(&sql::exactly(column.key())).sql(" = ");
         let mut rows = self.stored(column, key.bind(query).sql(" LIMIT 2"))?;
         if rows.len() > 1 {
             return Err(Error::KeyNotUnique(format!("{}.{}", column.table(), column.key())));

@@ -47,6 +47,13 @@ impl Shop {
         Persister::new(self.runs())
     }
 
+    /// The directory, and the only connection that is left.
+    pub(crate) fn closed(self) -> (TempDir, SqliteConnection) {
+        let Self { dir, db, other, .. } = self;
+        drop(db);
+        (dir, other.into_inner().unwrap())
+    }
+
     /// Runs statements on the other connection.
     pub(crate) fn sql(&self, sql: &str) {
         self.other.lock().unwrap().batch_execute(sql).unwrap_or_else(|error| panic!("{error}: {sql}"));
@@ -64,6 +71,12 @@ impl Shop {
         let rows: Vec<Line> =
             diesel::sql_query(format!("SELECT ({sql}) AS line")).load(&mut *self.other.lock().unwrap()).unwrap();
         rows.into_iter().next().unwrap().line
+    }
+
+    /// How SQLite would do a statement, step by step.
+    pub(crate) fn plan(&self, explain: &str) -> String {
+        let rows: Vec<Step> = diesel::sql_query(explain).load(&mut *self.other.lock().unwrap()).unwrap();
+        rows.into_iter().map(|row| row.detail + "\n").collect()
     }
 
     /// One cell of one run.
@@ -99,6 +112,12 @@ pub(crate) fn connection(dir: &TempDir) -> SqliteConnection {
 struct Number {
     #[diesel(sql_type = BigInt)]
     n: i64,
+}
+
+#[derive(QueryableByName)]
+struct Step {
+    #[diesel(sql_type = Text)]
+    detail: String,
 }
 
 #[derive(QueryableByName)]

@@ -55,7 +55,7 @@ impl<'a> Guard<'a> {
     fn conditions(&self) -> Query<'a> {
         let mut query = Query::new(" AND ").append(status_in(self.from));
         if let Some(worker) = self.worker {
-            query = query.sql(" AND t.claimed_by = ").text(worker.as_str());
+            query = query.sql(" AND t.claimed_by COLLATE BINARY = ").text(worker.as_str());
         }
         if let Some(now) = self.stale_before {
             query = query.sql(" AND ").append(lease_ended(now));
@@ -72,7 +72,7 @@ impl<'a> Guard<'a> {
 pub(super) fn transit<'a>(db: &Db, id: &'a RunId, set: Query<'a>, guard: &Guard<'a>) -> Result<Answer, Error> {
     let update = Query::new(format!("UPDATE {} SET ", sql::table("tx_nrllm_agentrun")))
         .append(set)
-        .sql(" WHERE t.uuid = ")
+        .sql(" WHERE t.uuid COLLATE BINARY = ")
         .text(id.as_str())
         .append(guard.conditions());
     db.write(|connection| match update.execute(connection)? {
@@ -82,12 +82,12 @@ pub(super) fn transit<'a>(db: &Db, id: &'a RunId, set: Query<'a>, guard: &Guard<
     })
 }
 
-/// `t.status IN (..)`.
+/// `t.status IN (..)`, byte for byte.
 pub(super) fn status_in<'a>(statuses: &[Status]) -> Query<'a> {
     statuses
         .iter()
         .enumerate()
-        .fold(Query::new("t.status IN ("), |query, (index, status)| {
+        .fold(Query::new("t.status COLLATE BINARY IN ("), |query, (index, status)| {
             if index > 0 { query.sql(", ").text(status.name()) } else { query.text(status.name()) }
         })
         .sql(")")
@@ -120,7 +120,7 @@ fn why(connection: &mut SqliteConnection, id: &RunId, guard: &Guard<'_>) -> Resu
 pub(super) fn standing(connection: &mut SqliteConnection, id: &RunId) -> Result<Option<Standing>, Error> {
     let rows: Vec<Standing> = Query::new(format!(
         "SELECT {} AS status, {} AS claimed_by, CAST(t.lease_expires AS INTEGER) AS lease_expires FROM {} \
-         WHERE t.uuid = ",
+         WHERE t.uuid COLLATE BINARY = ",
         sql::as_bytes("t.status"),
         sql::as_bytes("t.claimed_by"),
         sql::table("tx_nrllm_agentrun")

@@ -235,7 +235,7 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn find(&self, id: &RunId) -> Result<Option<Run>, Error> {
-        let query = Query::new(RunParts::select(true)).sql(" WHERE t.uuid = ").text(id.as_str());
+        let query = Query::new(RunParts::select(true)).sql(" WHERE t.uuid COLLATE BINARY = ").text(id.as_str());
         Ok(self.load(query)?.into_iter().next().map(Run::from))
     }
 
@@ -315,7 +315,7 @@ impl AgentRuns {
         .sql(", ")
         .append(values)
         // TYPO3's own table has no unique index on uuid, so the statement itself looks.
-        .sql(&format!(" WHERE NOT EXISTS (SELECT 1 FROM main.{TABLE} AS t WHERE t.uuid = "))
+        .sql(&format!(" WHERE NOT EXISTS (SELECT 1 FROM main.{TABLE} AS t WHERE t.uuid COLLATE BINARY = "))
         .text(id.as_str())
         .sql(")");
         self.db.write(|connection| match insert.execute(connection)? {
