@@ -244,3 +244,33 @@ fn many_short_lived_processes_on_one_token_all_succeed() {
         }
     });
 }
+
+#[test]
+fn a_command_ended_by_a_signal_at_any_moment_leaves_the_token_whole() {
+    SoftHsm::isolated("a_command_ended_by_a_signal_at_any_moment_leaves_the_token_whole", |site| {
+        drop(keeper(site, "refuse"));
+        let hardwrap = || {
+            let mut command = site.command(env!("CARGO_BIN_EXE_hardwrap"));
+            command.arg("--config").arg(site.dir().join("hardwrap.toml")).args(["key", "list"]);
+            command.env_remove("HARDWRAP_TEST_DIR").env_remove("HARDWRAP_FAULT");
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        };
+        let began = Instant::now();
+        assert!(hardwrap().output().unwrap().status.success());
+        let whole = began.elapsed();
+        let rounds = if env::var_os("HARDWRAP_LONG").is_some() { 1_000 } else { 120 };
+        let mut ended = 0;
+        for round in 0..rounds {
+            let mut child = hardwrap().spawn().unwrap();
+            // SoftHSM2 rewrites the token's file at the login, which is somewhere in the middle.
+            thread::sleep(whole.mul_f64(f64::from(round) / f64::from(rounds)));
+            let signal = ["-TERM", "-INT", "-HUP"][round as usize % 3];
+            Command::new("kill").args([signal, &child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
+            ended += u32::from(child.wait().unwrap().code().is_none());
+        }
+        assert!(ended > 10, "{ended} were ended by their signal");
+        let done = hardwrap().output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    });
+}
