@@ -4,14 +4,18 @@
 #[path = "support/softhsm.rs"]
 mod softhsm;
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use hardwrap::column::Row;
+use hardwrap::keeper::{self, Config, Keeper};
 use hardwrap::store::{DatabaseUrl, Db};
 use serde_json::Value;
 use softhsm::{PIN, SoftHsm};
@@ -100,10 +104,52 @@ impl Bench {
         serde_json::from_slice(&self.ok(&arguments, b"")).unwrap()
     }
 
-    fn sql(&self, sql: &str) {
+    fn sql(&self, sql: &str) -> String {
         let done = Command::new("sqlite3").arg(self.db()).arg(sql).output().expect("sqlite3 runs: install sqlite3");
-        assert!(done.status.success(), "{}", text(&done.stderr));
+        assert!(done.status.success(), "{sql}: {}", text(&done.stderr));
+        text(&done.stdout)
     }
+
+    /// Edits the configuration.
+    fn edit(&self, from: &str, to: &str) {
+        let config = fs::read_to_string(self.config()).unwrap();
+        assert!(config.contains(from), "{config}");
+        fs::write(self.config(), config.replacen(from, to, 1)).unwrap();
+    }
+
+    /// Puts the fault module between us and the token.
+    fn make_faulty(&self) {
+        let site = self.hsm.site();
+        self.configure(&site.faulty_uri(), "");
+        site.set_faults("");
+    }
+
+    /// Runs with the fault module, by the rules in the file.
+    fn faulty(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(arguments);
+        command.env("HARDWRAP_FAULT_MODULE", softhsm::softhsm_module());
+        command.env("HARDWRAP_FAULT", self.hsm.site().dir().join("faults"));
+        command
+    }
+}
+
+/// Waits until `done`, ten seconds at most.
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(10), "it never came");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs with a standard output that nobody reads.
+fn unread(mut command: Command, input: &[u8]) -> Output {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    let mut child = command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    drop(command);
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -192,8 +238,13 @@ fn wrong_input_gets_one_line_and_code_one_or_two() {
     let said = gone.fails(2, &["status"], b"");
     assert!(said.contains("cannot read configuration"), "{said}");
     // clap's own refusals.
-    for arguments in [&["frob"][..], &["seal"], &["verify", "--all", "--sample", "3"], &["init", "--mechanism", "cbc"]]
-    {
+    for arguments in [
+        &["frob"][..],
+        &["seal"],
+        &["verify", "--all", "--sample", "3"],
+        &["verify", "--sample", "0"],
+        &["init", "--mechanism", "cbc"],
+    ] {
         assert_eq!(bench.run(arguments, b"").status.code(), Some(2), "{arguments:?}");
     }
 }
@@ -211,10 +262,7 @@ fn init_is_repeatable_and_made_anew_only_where_nothing_would_be_lost() {
     assert_eq!(bench.json(&["key", "list"])["databases"], serde_json::json!([first["database_identity"]]));
     // The database holds an envelope, and the keyring, here another one, no key: refused.
     bench.ok(&["demo"], b"");
-    let uri = bench.hsm.site().uri();
-    bench.configure(&uri, "");
-    let config = fs::read_to_string(bench.config()).unwrap();
-    fs::write(bench.config(), config.replace("[token]\n", "[token]\nkeyring = \"other\"\n")).unwrap();
+    bench.edit("[token]\n", "[token]\nkeyring = \"other\"\n");
     let said = bench.fails(1, &["init"], b"");
     assert!(said.contains("tx_nrllm_agentrun.queued_request") && said.contains("no key"), "{said}");
     assert_eq!(bench.json(&["key", "list"])["keys"], serde_json::json!([]));
@@ -243,8 +291,7 @@ fn the_demo_seals_and_opens_and_may_be_run_again() {
     }
     let opened = bench.ok(&["open", "--column", "tx_nrllm_agentrun.queued_request", "--key", "4"], b"");
     assert!(text(&opened).contains("DEMO-SECRET-1"));
-    let production = fs::read_to_string(bench.config()).unwrap().replace("\"test\"", "\"production\"");
-    fs::write(bench.config(), production).unwrap();
+    bench.edit("\"test\"", "\"production\"");
     bench.fails(2, &["demo"], b"");
 }
 
@@ -327,7 +374,7 @@ fn a_wrong_pin_is_one_attempt_and_one_line() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    thread::sleep(std::time::Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     typed.stdin.take().unwrap().write_all(format!("{PIN}\n").as_bytes()).unwrap();
     let typed = typed.wait_with_output().unwrap();
     assert!(typed.status.success(), "{}", text(&typed.stdout));
@@ -447,15 +494,10 @@ fn token_or_database_out_of_reach_is_code_four_and_nothing_is_printed() {
 fn init_killed_at_any_point_leaves_a_token_on_which_init_succeeds() {
     let bench = Bench::new();
     let site = bench.hsm.site();
-    bench.configure(&site.uri_with(&softhsm::fault_module(), &format!("file:{}", site.pin_file().display())), "");
+    bench.make_faulty();
     let init = |rules: &str| {
         site.set_faults(rules);
-        bench
-            .command(&["--json", "init"])
-            .env("HARDWRAP_FAULT_MODULE", softhsm::softhsm_module())
-            .env("HARDWRAP_FAULT", site.dir().join("faults"))
-            .output()
-            .unwrap()
+        bench.faulty(&["--json", "init"]).output().unwrap()
     };
     // `ci/long` kills before and after every call; `ci/test` before the even and after the odd ones.
     let long = std::env::var_os("HARDWRAP_LONG").is_some();
@@ -511,4 +553,256 @@ fn a_database_of_a_newer_hardwrap_is_refused() {
         assert!(said.contains("99.0.0"), "{said}");
     }
     drop(Db::open(&format!("sqlite://{}", bench.db().display()).parse::<DatabaseUrl>().unwrap()).unwrap());
+}
+
+#[test]
+fn the_demo_leaves_sqlite_its_locks_while_it_searches_the_raw_files() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.make_faulty();
+    let log = bench.hsm.site().dir().join("calls");
+    bench.hsm.site().set_faults(&format!("log {}\nC_Encrypt 1 sleep 3000\n", log.display()));
+    let mut demo = bench.faulty(&["demo"]).stdout(Stdio::null()).spawn().unwrap();
+    // It has searched, and is about to seal.
+    wait_until(|| fs::read_to_string(&log).is_ok_and(|calls| calls.contains("C_EncryptInit")));
+    // Whoever is alone with a database takes its log away when it closes. The demo is still there.
+    bench.sql("SELECT count(*) FROM tx_nrllm_agentrun");
+    assert!(bench.db().with_file_name("app.db-wal").exists(), "the demo has lost its locks");
+    assert!(demo.try_wait().unwrap().is_none());
+    assert!(demo.wait().unwrap().success());
+}
+
+#[test]
+fn verify_says_which_rows_it_cannot_reach() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    // A primary key that is no INTEGER may be NULL in SQLite.
+    bench.sql("CREATE TABLE customer (id TEXT PRIMARY KEY, iban TEXT, motto TEXT)");
+    bench.sql("INSERT INTO customer (iban) VALUES ('clear-secret')");
+    for (how, which) in [(&["--all"][..], "ONLY 0 of 1 rows"), (&["--sample", "5"], "a sample of 0 rows")] {
+        let arguments = [&["verify", "--column", "customer.iban"], how].concat();
+        let done = bench.run(&arguments, b"");
+        let said = text(&done.stdout);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains(which) && said.contains("1 rows have no key (NULL)"), "{said}");
+    }
+    let json = bench.run(&["--json", "verify", "--all", "--column", "customer.iban"], b"");
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((&json[0]["rows"], &json[0]["keyless"], &json[0]["missed"]), (&0.into(), &1.into(), &0.into()));
+}
+
+#[test]
+fn a_reader_who_goes_away_changes_no_verdict_and_a_lost_value_is_a_failure() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.sql("CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
+    for json in [&[][..], &["--json"]] {
+        let run = |arguments: &[&str]| {
+            let done = unread(bench.command(&[json, arguments].concat()), b"");
+            assert!(done.stderr.is_empty(), "{arguments:?}: {}", text(&done.stderr));
+            done.status.code()
+        };
+        assert_eq!(run(&["status", "--check"]), Some(3));
+        assert_eq!(run(&["status"]), Some(0));
+        assert_eq!(run(&["key", "list"]), Some(0));
+        assert_eq!(run(&["verify", "--all"]), Some(0));
+        bench.sql("INSERT INTO customer VALUES (1, 'clear', NULL)");
+        assert_eq!(run(&["status", "--check"]), Some(1));
+        assert_eq!(run(&["verify", "--all"]), Some(1));
+        bench.sql("DELETE FROM customer");
+        let done = unread(bench.command(&[json, &["init"]].concat()), b"");
+        assert_eq!((done.status.code(), text(&done.stderr).lines().count()), (Some(1), 1), "{}", text(&done.stderr));
+    }
+    let sealed = bench.ok(&with("seal", &MOTTO), b"x");
+    for (command, input) in [("seal", &b"x"[..]), ("seal", &vec![b'x'; 1 << 20]), ("open", &sealed)] {
+        let done = unread(bench.command(&with(command, &MOTTO)), input);
+        assert_eq!(done.status.code(), Some(1), "{command}");
+        assert!(text(&done.stderr).starts_with("hardwrap: standard output was closed"), "{}", text(&done.stderr));
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut child = bench
+            .command(&with(command, &MOTTO))
+            .stdin(Stdio::piped())
+            .stdout(full)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{command} on a full disk");
+    }
+}
+
+#[test]
+fn a_row_that_the_database_would_write_otherwise_is_refused() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    // Without the table nothing is known of its rows.
+    bench.ok(&["seal", "--column", "customer.iban", "--row", "007"], b"x");
+    bench.sql("CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
+    for row in ["007", "+7", " 7", "7 ", "7.0", "0x7", "-0", "seven", "9223372036854775808"] {
+        for command in ["seal", "open"] {
+            let row = format!("--row={row}");
+            let said = bench.fails(2, &[command, "--column", "customer.iban", &row], b"x");
+            assert!(said.contains("customer.iban is bound to rows by id, which holds integers"), "{said}");
+        }
+    }
+    for row in ["--row=7", "--row=-7", "--row=0", "--row=9223372036854775807"] {
+        let sealed = bench.ok(&["seal", "--column", "customer.iban", row], b"x");
+        assert_eq!(bench.ok(&["open", "--column", "customer.iban", row], &sealed), b"x");
+    }
+    // The library is what refuses.
+    let keeper = Keeper::open(&Config::read(&bench.config(), &BTreeMap::new()).unwrap()).unwrap();
+    let row = Row::try_from("007").unwrap();
+    assert!(matches!(keeper.seal("customer.iban", Some(&row), b"x"), Err(keeper::Error::RowNotInteger { .. })));
+    assert!(matches!(keeper.open_value("customer.iban", Some(&row), "x"), Err(keeper::Error::RowNotInteger { .. })));
+    // Rows that are texts are what they are.
+    bench.sql("DROP TABLE customer; CREATE TABLE customer (id TEXT PRIMARY KEY, iban TEXT, motto TEXT)");
+    bench.ok(&["seal", "--column", "customer.iban", "--row", "007"], b"x");
+}
+
+#[test]
+fn init_locks_nothing_while_it_waits_for_the_token() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.make_faulty();
+    let log = bench.hsm.site().dir().join("calls");
+    for keyring in ["hardwrap", "another"] {
+        bench.edit("[token]\n", &format!("[token]\nkeyring = \"{keyring}\"\n"));
+        let _ = fs::remove_file(&log);
+        bench.hsm.site().set_faults(&format!("log {}\nC_Login 1 sleep 1500\n", log.display()));
+        let mut init = bench.faulty(&["init"]).stdout(Stdio::null()).spawn().unwrap();
+        wait_until(|| fs::read_to_string(&log).is_ok_and(|calls| calls.contains("C_OpenSession")));
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(800) {
+            // Does not wait for a lock, but fails.
+            bench.sql("UPDATE hardwrap_database SET made = made");
+        }
+        assert!(init.try_wait().unwrap().is_none(), "it waits still");
+        assert!(init.wait().unwrap().success());
+        bench.edit(&format!("keyring = \"{keyring}\"\n"), "");
+    }
+}
+
+#[test]
+fn an_ignored_column_keeps_init_from_nothing() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.sql("CREATE TABLE note (id INTEGER PRIMARY KEY, body TEXT)");
+    bench.sql("INSERT INTO note (body) VALUES ('hw1:0123456789abcdef: is how a sealed value starts')");
+    bench.edit("[token]\n", "[token]\nkeyring = \"other\"\n");
+    let said = bench.fails(1, &["init"], b"");
+    assert!(said.contains("note.body"), "{said}");
+    let ignore = |column: &str| format!("[[ignore]]\ntable = \"Note\"\ncolumn = \"{column}\"\nreason = \"prose\"\n");
+    bench.edit("[[column]]\npreset", &(ignore("Title") + "[[column]]\npreset"));
+    bench.fails(1, &["init"], b"");
+    bench.edit(&ignore("Title"), &ignore("Body"));
+    bench.ok(&["init"], b"");
+    bench.edit("table = \"Note\"\ncolumn = \"Body\"", "table = \"main.Customer\"\ncolumn = \"IBAN\"");
+    let said = bench.fails(2, &["init"], b"");
+    assert!(said.contains("main.Customer.IBAN is a registered column"), "{said}");
+}
+
+#[test]
+fn the_variable_that_holds_the_pin_is_no_unknown_setting() {
+    let bench = Bench::new();
+    let uri = bench.hsm.site().uri_with(&softhsm::softhsm_module(), "env:HARDWRAP_PIN");
+    let run = |variables: &[(&str, &str)]| {
+        let done = bench.command(&["init"]).envs(variables.iter().copied()).output().unwrap();
+        (done.status.code(), text(&done.stderr))
+    };
+    let (code, said) = run(&[("HARDWRAP_PIN", PIN)]);
+    assert_eq!(code, Some(2), "the URI takes it from a file: {said}");
+    assert_eq!(run(&[("HARDWRAP_PIN", PIN), ("HARDWRAP_TOKEN_URI", &uri)]), (Some(0), String::new()));
+    bench.configure(&uri, "");
+    assert_eq!(run(&[("HARDWRAP_PIN", PIN)]), (Some(0), String::new()));
+    let (code, said) = run(&[("HARDWRAP_PIN", PIN), ("HARDWRAP_PINN", "x")]);
+    assert!(code == Some(2) && said.contains("HARDWRAP_PINN: there is no such setting"), "{said}");
+    // What makes a token for development takes no variable that the program would refuse.
+    let script = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/softhsm/token")).unwrap();
+    assert!(!script.contains("{HARDWRAP_"), "softhsm/token reads a variable of ours");
+}
+
+#[test]
+fn a_typing_error_in_the_configuration_is_named_without_its_value() {
+    let bench = Bench::new();
+    for (from, to, line, what) in [
+        ("uri = ", "uril = \"secret\"\nuri = ", 3, "unknown field `uril`"),
+        ("[token]", "[[token]]\nuril = \"secret\"", 3, "unknown field `uril`"),
+        ("[token]", "[token]\nsessions = \"secret\"", 3, "a setting has the wrong type"),
+        ("[token]", "[token]\nsessions = -1", 3, "a setting has a value that it cannot have"),
+        ("[token]", "[token]\nuri = \"secret\"", 4, "duplicate key"),
+        ("[token]\nuri = ", "token = \"secret\"\n# ", 2, "a setting has the wrong type"),
+        ("identifier = ", "identifer = ", 0, "unknown field `identifer`"),
+        ("[token]", "[token", 2, "not well-formed TOML"),
+    ] {
+        bench.configure(&bench.hsm.site().uri(), "");
+        bench.edit(from, to);
+        let said = bench.fails(2, &["status"], b"");
+        assert!(said.contains(what) && !said.contains("secret"), "{to}: {said}");
+        assert!(line == 0 || said.contains(&format!("line {line}: ")), "{to}: {said}");
+    }
+    bench.configure(&bench.hsm.site().uri(), "");
+    bench.edit("[token]", "[[token]]\nname = \"one\"");
+    bench.ok(&["init"], b"");
+}
+
+#[test]
+fn init_run_again_writes_nothing_of_its_key() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    assert_eq!(bench.sql("SELECT count(*) FROM hardwrap_key_seen").trim(), "1");
+    for act in ["INSERT", "UPDATE", "DELETE"] {
+        bench.sql(&format!(
+            "CREATE TRIGGER no_{act} BEFORE {act} ON hardwrap_key_seen BEGIN SELECT RAISE(FAIL, 'written'); END"
+        ));
+    }
+    bench.ok(&["init"], b"");
+    // Another database has not seen the key yet.
+    fs::rename(bench.db(), bench.db().with_extension("old")).unwrap();
+    assert_eq!(bench.json(&["init"])["key_did"], "was there already, and works");
+    assert_eq!(bench.sql("SELECT count(*) FROM hardwrap_key_seen").trim(), "1");
+}
+
+#[test]
+fn init_says_so_where_the_key_that_is_there_wraps_otherwise_than_asked() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    for mechanism in ["aes-kw", "aes-kw-wrap", "aes-gcm-token-iv"] {
+        let said = bench.fails(2, &["init", "--mechanism", mechanism], b"");
+        assert!(
+            said.contains("the keyring's key wraps by A256GCMKW (aes-gcm-caller-iv)") && said.contains("rotation"),
+            "{said}"
+        );
+    }
+    for mechanism in ["auto", "aes-gcm", "aes-gcm-caller-iv"] {
+        bench.ok(&["init", "--mechanism", mechanism], b"");
+    }
+}
+
+#[test]
+fn a_database_that_cannot_be_there_is_wrong_configuration() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    let good = format!("sqlite://{}", bench.db().display());
+    for bad in ["sqlite:///nonexistent/app.db", "sqlite:///tmp", &format!("{good}/app.db")] {
+        bench.edit(&good, bad);
+        for command in ["init", "status"] {
+            bench.fails(2, &[command], b"");
+        }
+        bench.edit(bad, &good);
+    }
+}
+
+#[test]
+fn text_from_the_database_moves_no_cursor() {
+    let bench = Bench::new();
+    bench.ok(&["init"], b"");
+    bench.sql("CREATE TABLE customer (id TEXT PRIMARY KEY, iban \"va\u{1b}[2Jr\u{9b}2J\", motto TEXT)");
+    bench.sql("INSERT INTO customer (id, iban) VALUES ('\u{1b}[2J\r\n\u{202e}', 'clear')");
+    for arguments in [&["verify", "--all"][..], &["columns"], &["status", "--sql"]] {
+        let said = text(&bench.run(arguments, b"").stdout);
+        let odd = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!said.contains(odd), "{arguments:?}: {said:?}");
+    }
+    let said = text(&bench.run(&["verify", "--all"], b"").stdout);
+    assert!(said.contains(r"key \u{1b}[2J\r\n\u{202e}: Cleartext"), "{said}");
 }

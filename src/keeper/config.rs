@@ -1,6 +1,7 @@
 //! The configuration: `hardwrap.toml`, and `HARDWRAP_…` variables over it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -8,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::policy::{Duration, Policy};
 use crate::column::{self, Cleartext, Column, Register};
-use crate::hsm::{Settings, TokenUri};
+use crate::hsm::{PinSource, Settings, TokenUri};
 use crate::store::DatabaseUrl;
 
 /// Everything a deployment says of itself.
@@ -43,6 +46,16 @@ pub struct Ignore {
     pub column: String,
     /// Why: it stands in every report.
     pub reason: String,
+}
+
+impl Ignore {
+    fn is_registered(&self, register: &Register) -> bool {
+        let bare = |table: &str| table.strip_prefix("main.").unwrap_or(table).to_ascii_lowercase();
+        register
+            .columns()
+            .iter()
+            .any(|column| bare(column.table()) == bare(&self.table) && column.name().eq_ignore_ascii_case(&self.column))
+    }
 }
 
 impl Config {
@@ -92,11 +105,34 @@ struct FileForm {
 }
 
 /// `[token]` or `[[token]]`.
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum OneOrMany {
     One(TokenForm),
     Many(Vec<TokenForm>),
+}
+
+/// By hand, because serde's `untagged` would make every typo within one and the same error.
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TableOrTables)
+    }
+}
+
+struct TableOrTables;
+
+impl<'de> Visitor<'de> for TableOrTables {
+    type Value = OneOrMany;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[token], or several [[token]]")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OneOrMany, A::Error> {
+        TokenForm::deserialize(MapAccessDeserializer::new(map)).map(OneOrMany::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, tables: A) -> Result<OneOrMany, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(tables)).map(OneOrMany::Many)
+    }
 }
 
 impl Default for OneOrMany {
@@ -144,10 +180,14 @@ struct ColumnForm {
 
 impl FileForm {
     fn override_with(&mut self, variables: &BTreeMap<String, String>) -> Result<(), ConfigError> {
+        let pin = self.pin_variable(variables)?;
         for (name, value) in variables {
             let Some(setting) = name.strip_prefix("HARDWRAP_") else { continue };
             // Whose business these are: the caller's, the tests' and the fault module's.
             if ["CONFIG", "LONG"].contains(&setting) || setting.starts_with("TEST_") || setting.starts_with("FAULT") {
+                continue;
+            }
+            if pin.as_ref() == Some(name) {
                 continue;
             }
             let value = Some(value.clone());
@@ -170,6 +210,19 @@ impl FileForm {
             }
         }
         Ok(())
+    }
+
+    /// The variable that holds the PIN, where the token's URI names one: it is no setting, whatever it is called.
+    fn pin_variable(&mut self, variables: &BTreeMap<String, String>) -> Result<Option<String>, ConfigError> {
+        let uri = match variables.get("HARDWRAP_TOKEN_URI") {
+            Some(uri) => Some(uri),
+            None => self.token.one()?.uri.as_ref(),
+        };
+        // A URI that is none is refused where it is used.
+        Ok(match uri.and_then(|uri| uri.parse::<TokenUri>().ok()?.pin_source) {
+            Some(PinSource::Env(name)) => Some(name),
+            _ => None,
+        })
     }
 
     fn build(mut self, path: &Path) -> Result<Config, ConfigError> {
@@ -206,12 +259,16 @@ impl FileForm {
         if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.reason.trim().is_empty()) {
             return Err(invalid("ignore", &format!("{}.{} needs a reason", ignore.table, ignore.column)));
         }
+        let register = Register::new(columns).map_err(|error| invalid("column", &error.to_string()))?;
+        if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.is_registered(&register)) {
+            return Err(invalid("ignore", &format!("{}.{} is a registered column", ignore.table, ignore.column)));
+        }
         Ok(Config {
             environment: self.environment.unwrap_or_else(|| "production".to_owned()),
             token: settings,
             database: setting("database.url", self.database.url)?,
             policy,
-            register: Register::new(columns).map_err(|error| invalid("column", &error.to_string()))?,
+            register,
             ignore: self.ignore,
             path: path.to_owned(),
         })
@@ -269,7 +326,7 @@ impl ColumnForm {
     }
 }
 
-fn setting<T: FromStr<Err: std::fmt::Display>>(name: &str, text: Option<String>) -> Result<T, ConfigError> {
+fn setting<T: FromStr<Err: fmt::Display>>(name: &str, text: Option<String>) -> Result<T, ConfigError> {
     let text = text.ok_or_else(|| invalid(name, "is missing"))?;
     text.parse().map_err(|error: T::Err| invalid(name, &error.to_string()))
 }
@@ -307,6 +364,8 @@ fn quiet(message: &str) -> String {
         first.to_owned()
     } else if first.starts_with("invalid type") {
         "a setting has the wrong type".to_owned()
+    } else if first.starts_with("invalid value") {
+        "a setting has a value that it cannot have".to_owned()
     } else {
         "not well-formed TOML".to_owned()
     }

@@ -11,6 +11,7 @@ use hardwrap::keeper::{Config, Keeper};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::text;
 
 /// Flags of every command.
 #[derive(Args)]
@@ -63,7 +64,8 @@ impl App {
             config.token.pin_source = Some(PinSource::Prompt);
         }
         if let Some(warning) = config.token.pin_source.as_ref().and_then(PinSource::warning) {
-            writeln!(io::stderr(), "hardwrap: warning: {warning}")?;
+            // Nobody to warn is no reason to stop.
+            let _ = writeln!(io::stderr(), "hardwrap: warning: {}", text::plain(&warning));
         }
         Ok(config)
     }
@@ -73,19 +75,35 @@ impl App {
         Ok(Keeper::open(&self.config()?)?)
     }
 
-    /// Prints `report` as JSON where that was asked for, else `text`.
+    /// Prints `report` as JSON where that was asked for, else as text. Its verdict, an exit code, stands whether or not
+    /// somebody reads it to its end.
+    pub(crate) fn report(
+        &self,
+        out: &mut dyn Write,
+        verdict: u8,
+        report: &impl Serialize,
+        as_text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<u8, Failure> {
+        match self.print(out, report, as_text) {
+            Ok(()) => Ok(verdict),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::unread(verdict)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Prints `record` as JSON where that was asked for, else as text.
     pub(crate) fn print(
         &self,
         out: &mut dyn Write,
-        report: &impl Serialize,
-        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), Failure> {
+        record: &impl Serialize,
+        as_text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
         if self.global.json {
-            serde_json::to_writer_pretty(&mut *out, report)?;
+            serde_json::to_writer_pretty(&mut *out, record)?;
             writeln!(out)?;
         } else {
-            text(out)?;
+            as_text(out)?;
         }
-        Ok(())
+        out.flush()
     }
 }

@@ -1,6 +1,7 @@
 //! The commands, one file for each.
 
 mod columns;
+mod count_demo_texts;
 mod demo;
 mod init;
 mod key;
@@ -10,6 +11,7 @@ mod status;
 mod verify;
 
 pub(crate) use columns::Columns;
+pub(crate) use count_demo_texts::CountDemoTexts;
 pub(crate) use demo::Demo;
 pub(crate) use init::Init;
 pub(crate) use key::Key;

@@ -7,6 +7,8 @@ use std::io;
 use hardwrap::provider::ProviderError;
 use hardwrap::{codec, column, hsm, keeper, store};
 
+use crate::text;
+
 /// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -26,13 +28,13 @@ impl Failure {
         Self { code: 1, what: what.into(), source: None }
     }
 
-    pub(crate) fn code(&self) -> u8 {
-        self.code
+    /// Whoever read a report had enough of it: its verdict stands, and there is nothing to say.
+    pub(crate) fn unread(verdict: u8) -> Self {
+        Self { code: verdict, what: String::new(), source: None }
     }
 
-    pub(crate) fn is_broken_pipe(&self) -> bool {
-        let io = self.source.as_ref().and_then(|source| source.downcast_ref::<io::Error>());
-        io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    pub(crate) fn code(&self) -> u8 {
+        self.code
     }
 
     fn of(code: u8, error: impl StdError + 'static) -> Self {
@@ -41,7 +43,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The whole chain on one line, nothing twice.
+    /// The whole chain on one line, nothing twice; empty where there is nothing to say.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = self.what.clone();
         let mut next: Option<&dyn StdError> = self.source.as_deref();
@@ -55,19 +57,15 @@ impl fmt::Display for Failure {
             }
             next = error.source();
         }
-        f.write_str(&said.replace('\n', " "))
+        f.write_str(&text::plain(&said.replace('\n', " ")))
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::of(1, error)
-    }
-}
-
-impl From<serde_json::Error> for Failure {
-    fn from(error: serde_json::Error) -> Self {
-        Self::of(1, error)
+        // Standard output is the only pipe we write to.
+        let what = if error.kind() == io::ErrorKind::BrokenPipe { "standard output was closed" } else { "" };
+        Self { what: what.to_owned(), ..Self::of(1, error) }
     }
 }
 
@@ -113,7 +111,10 @@ impl From<keeper::Error> for Failure {
             keeper::Error::Token(error) => of_token(error),
             keeper::Error::Store(error) => of_store(error),
             keeper::Error::Codec(error) => of_value(error),
-            keeper::Error::ColumnUnknown(_) | keeper::Error::Misplaced(_) => 2,
+            keeper::Error::ColumnUnknown(_)
+            | keeper::Error::Misplaced(_)
+            | keeper::Error::RowNotInteger { .. }
+            | keeper::Error::OtherRoute(_) => 2,
             _ => 1,
         };
         Self::of(code, error)
@@ -124,7 +125,11 @@ impl From<keeper::Error> for Failure {
 fn of_token(error: &hsm::Error) -> u8 {
     match error {
         hsm::Error::Connecting(error) | hsm::Error::Down(error) => of_token(error),
-        hsm::Error::Pin(_) | hsm::Error::Load(..) | hsm::Error::NoRoute(_) | hsm::Error::NoDataObjects(_) => 2,
+        hsm::Error::Pin(_)
+        | hsm::Error::Load(..)
+        | hsm::Error::Arguments(_)
+        | hsm::Error::NoRoute(_)
+        | hsm::Error::NoDataObjects(_) => 2,
         hsm::Error::Token { what, .. } if what.starts_with("more") => 2,
         hsm::Error::Record(_)
         | hsm::Error::Untrusted(_)
@@ -148,9 +153,18 @@ fn of_value(error: &codec::Error) -> u8 {
 
 fn of_store(error: &store::Error) -> u8 {
     match error {
+        // Something on the way to the file is a file itself.
+        store::Error::Unavailable(source)
+            if source.downcast_ref().is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::NotADirectory) =>
+        {
+            2
+        }
         store::Error::Unavailable(_) | store::Error::WalInUse => 4,
         store::Error::Codec(error) => of_value(error),
         store::Error::NoDatabase(_)
+        | store::Error::NoPlace(_)
+        | store::Error::ReadOnly
+        | store::Error::RegisteredTwice { .. }
         | store::Error::NotInitialised
         | store::Error::Outdated { .. }
         | store::Error::NewerTables { .. }
@@ -163,6 +177,7 @@ fn of_store(error: &store::Error) -> u8 {
         | store::Error::Generated(_)
         | store::Error::NotBindable { .. }
         | store::Error::KeyNotUnique(_)
+        | store::Error::NotBoundToUuid(_)
         | store::Error::Misplaced(_)
         | store::Error::Unregistered(_) => 2,
         _ => 1,

@@ -33,6 +33,8 @@ enum Command {
     Verify(cmd::Verify),
     Status(cmd::Status),
     Demo(cmd::Demo),
+    #[command(hide = true)]
+    CountDemoTexts(cmd::CountDemoTexts),
 }
 
 fn main() -> ExitCode {
@@ -50,10 +52,11 @@ fn main() -> ExitCode {
         .and_then(|arguments| run(arguments.command, &App::new(arguments.global)));
     match outcome {
         Ok(code) => ExitCode::from(code),
-        // Whoever read our output has had enough of it: no failure of ours.
-        Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "hardwrap: {failure}");
+            let said = failure.to_string();
+            if !said.is_empty() {
+                let _ = writeln!(io::stderr(), "hardwrap: {said}");
+            }
             ExitCode::from(failure.code())
         }
     }
@@ -70,6 +73,7 @@ fn run(command: Command, app: &App) -> Result<u8, Failure> {
         Command::Verify(verify) => verify.run(app, &mut out),
         Command::Status(status) => status.run(app, &mut out),
         Command::Demo(demo) => demo.run(app, &mut out),
+        Command::CountDemoTexts(count) => count.run(&mut out),
     }?;
     out.flush()?;
     Ok(code)

@@ -1,15 +1,34 @@
 //! Text for people: tables, and secrets read from standard input.
 
+use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 
 use zeroize::{Zeroize, Zeroizing};
 
+/// Text from elsewhere, as a terminal may see it: what would move a cursor, end a line or turn its direction is escaped.
+pub(crate) fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for character in text.chars() {
+        let turns = matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        if character.is_control() || turns {
+            let _ = write!(plain, "{}", character.escape_debug());
+        } else {
+            plain.push(character);
+        }
+    }
+    plain
+}
+
 /// Writes rows in columns as wide as their widest cell. The first row is the heading.
 pub(crate) fn table(out: &mut dyn Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line.push_str(cell);

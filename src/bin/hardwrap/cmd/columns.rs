@@ -17,7 +17,8 @@ impl Columns {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = app.keeper()?;
         let columns: Vec<Listed> = keeper.columns().map(|(column, facts)| Listed::of(column, facts)).collect();
-        app.print(out, &columns, |out| {
+        let verdict = u8::from(columns.iter().any(|column| column.fault.is_some()));
+        app.report(out, verdict, &columns, |out| {
             if columns.is_empty() {
                 return writeln!(out, "no columns: add a [[column]] to the configuration");
             }
@@ -37,8 +38,7 @@ impl Columns {
             };
             let rows: Vec<_> = std::iter::once(heading.to_vec()).chain(columns.iter().map(row)).collect();
             text::table(out, &rows)
-        })?;
-        Ok(u8::from(columns.iter().any(|column| column.fault.is_some())))
+        })
     }
 }
 
@@ -61,10 +61,7 @@ impl Listed {
             identifier: column.identifier().to_owned(),
             key: column.key().to_owned(),
             row: column.row().map(str::to_owned),
-            cleartext: match column.policy() {
-                Cleartext::Accept => "accept",
-                Cleartext::Refuse => "refuse",
-            },
+            cleartext: policy(column),
             declared: match &facts.column {
                 ColumnFact::Declared(declared) | ColumnFact::Generated(declared) => Some(declared.clone()),
                 ColumnFact::Missing => None,
@@ -72,5 +69,13 @@ impl Listed {
             holds: column.capacity().0,
             fault: facts.usable().err().map(|fault| fault.to_string()),
         }
+    }
+}
+
+/// What a column does with cleartext, as the configuration says it.
+pub(super) fn policy(column: &Column) -> &'static str {
+    match column.policy() {
+        Cleartext::Accept => "accept",
+        Cleartext::Refuse => "refuse",
     }
 }

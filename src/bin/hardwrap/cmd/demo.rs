@@ -1,17 +1,17 @@
-use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use clap::Args;
 use hardwrap::column::{AGENT_RUN, Column, Row};
 use hardwrap::hsm::Verdict;
 use hardwrap::keeper::Keeper;
 use hardwrap::secret::Plaintext;
-use hardwrap::store::{DEMO_SECRET, Key, SealedInPlace};
+use hardwrap::store::{Key, SealedInPlace, Stored};
 use zeroize::Zeroizing;
 
+use super::count_demo_texts::{CountDemoTexts, count_in};
 use crate::app::App;
 use crate::failure::Failure;
+use crate::text;
 
 /// Watch agent runs being sealed: inserts three in clear, seals them, searches the raw database files, opens them again
 ///
@@ -53,9 +53,9 @@ impl Run<'_> {
         let values = self.values()?;
         writeln!(out, "1. {} runs inserted in clear, as an application without hardwrap leaves them:", values.len())?;
         for value in &values {
-            writeln!(out, "   {} of {}: {}", value.column.name(), value.row.as_str(), start(&value.clear))?;
+            line(out, value, &value.clear)?;
         }
-        let before = self.in_raw_files()?;
+        let before = CountDemoTexts::ask(db.url())?;
         writeln!(out, "   in the raw database files: {before} prompts and arguments can be read")?;
 
         for value in &values {
@@ -67,10 +67,9 @@ impl Run<'_> {
         db.truncate_wal()?;
         writeln!(out, "2. sealed, each under a data key of its own that the token wrapped:")?;
         for value in &values {
-            let stored = self.stored(value)?;
-            writeln!(out, "   {} of {}: {}", value.column.name(), value.row.as_str(), start(stored.as_bytes()))?;
+            line(out, value, self.stored(value)?.as_bytes())?;
         }
-        let after = self.in_raw_files()?;
+        let after = CountDemoTexts::ask(db.url())?;
         writeln!(out, "   in the raw database files: {after} prompts and arguments can be read")?;
         if before == 0 || after > 0 {
             return Err(Failure::failed("a prompt can be read in the raw database files"));
@@ -117,7 +116,7 @@ impl Run<'_> {
                 let page = self.keeper.db().page(column, after.as_ref(), 100)?;
                 for row in &page {
                     let Some(value) = &row.value else { continue };
-                    if count(value.bytes(), DEMO_SECRET.as_bytes()) == 0 {
+                    if count_in(value.bytes()) == 0 {
                         continue;
                     }
                     let Ok(Some(bound)) = &row.row else { continue };
@@ -138,41 +137,24 @@ impl Run<'_> {
     }
 
     fn stored(&self, value: &Value<'_>) -> Result<String, Failure> {
-        let stored = self.keeper.db().read(value.column, &value.key.to_string())?;
-        let text = stored.and_then(|stored| stored.value).ok_or_else(|| Failure::failed("a row is gone"))?;
+        let text = self.row(value)?.value.ok_or_else(|| Failure::failed("a value is gone"))?;
         Ok(text.text()?.to_owned())
     }
 
     fn open(&self, value: &Value<'_>) -> Result<Plaintext, Failure> {
-        let stored = self.keeper.db().read(value.column, &value.key.to_string())?;
-        let stored = stored.ok_or_else(|| Failure::failed("a row is gone"))?;
-        let opened = stored.open(self.keeper.codec(), value.column)?;
+        let opened = self.row(value)?.open(self.keeper.codec(), value.column)?;
         opened.ok_or_else(|| Failure::failed("a value is gone"))
     }
 
-    /// How often a text of the demo stands in the files as they lie on disk, write-ahead log included.
-    fn in_raw_files(&self) -> io::Result<usize> {
-        let path = self.keeper.db().url().path();
-        let mut found = 0;
-        for suffix in ["", "-wal", "-shm", "-journal"] {
-            let mut name = path.as_os_str().to_owned();
-            name.push(suffix);
-            match fs::read(PathBuf::from(name)) {
-                Ok(bytes) => found += count(&bytes, DEMO_SECRET.as_bytes()),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(found)
+    fn row(&self, value: &Value<'_>) -> Result<Stored, Failure> {
+        let row = self.keeper.db().read_key(value.column, &value.key)?;
+        row.ok_or_else(|| Failure::failed("a row is gone"))
     }
 }
 
-fn count(haystack: &[u8], needle: &[u8]) -> usize {
-    haystack.windows(needle.len()).filter(|window| *window == needle).count()
-}
-
-/// The beginning of a text, for a line.
-fn start(bytes: &[u8]) -> String {
-    let text: String = std::str::from_utf8(bytes).unwrap_or_default().chars().take(60).collect();
-    format!("{text}…")
+/// One value as it stands in the database, its beginning.
+fn line(out: &mut dyn Write, value: &Value<'_>, stored: &[u8]) -> io::Result<()> {
+    let start: String = std::str::from_utf8(stored).unwrap_or_default().chars().take(60).collect();
+    let row = text::plain(value.row.as_str());
+    writeln!(out, "   {} of {row}: {}…", value.column.name(), text::plain(&start))
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::key::Listed;
 use crate::app::App;
 use crate::failure::Failure;
+use crate::text::plain;
 
 /// Make the first key and its record on the token, and our tables in the database
 ///
@@ -79,10 +80,11 @@ struct Ceremony {
 
 impl Ceremony {
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        writeln!(out, "hardwrap key ceremony, {} ({})", self.time, self.environment)?;
+        writeln!(out, "hardwrap key ceremony, {} ({})", self.time, plain(&self.environment))?;
         writeln!(out)?;
-        writeln!(out, "  token      {} (serial {}, {})", self.token_label, self.token_serial, self.token_model)?;
-        writeln!(out, "  module     {}", self.module)?;
+        let [label, serial, model] = [&self.token_label, &self.token_serial, &self.token_model].map(|text| plain(text));
+        writeln!(out, "  token      {label} (serial {serial}, {model})")?;
+        writeln!(out, "  module     {}", plain(&self.module))?;
         writeln!(out, "  keyring    {}", self.keyring)?;
         writeln!(out, "  key        {}: {}", self.key.kid, self.key_did)?;
         writeln!(out, "  wraps by   {} ({})", self.key.alg, self.key.route)?;
@@ -90,7 +92,7 @@ impl Ceremony {
             out,
             "  checked    AES-256, private, sensitive, never extractable, made on the token; canary unwraps"
         )?;
-        writeln!(out, "  database   {} (identity {})", self.database, self.database_identity)?;
+        writeln!(out, "  database   {} (identity {})", plain(&self.database), plain(&self.database_identity))?;
         writeln!(out, "  tables     {}", if self.tables_changed { "made or upgraded" } else { "up to date" })?;
         writeln!(out)?;
         writeln!(out, "  present    ______________________________   ______________________________")

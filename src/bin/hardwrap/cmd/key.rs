@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::failure::Failure;
-use crate::text;
+use crate::text::{plain, table};
 
 /// Look at the master keys on the token
 #[derive(Args)]
@@ -43,8 +43,7 @@ impl Key {
                 .collect(),
             databases: report.databases.clone(),
         };
-        app.print(out, &list, |out| list.write(out))?;
-        Ok(0)
+        app.report(out, 0, &list, |out| list.write(out))
     }
 }
 
@@ -97,7 +96,7 @@ impl Listed {
 
 impl List {
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        writeln!(out, "keyring {} on token {} (serial {})", self.keyring, self.token, self.serial)?;
+        writeln!(out, "keyring {} on token {} (serial {})", self.keyring, plain(&self.token), plain(&self.serial))?;
         if self.keys.is_empty() {
             writeln!(out, "no keys: run `hardwrap init`")?;
         } else {
@@ -113,10 +112,10 @@ impl List {
                 ]
             };
             let rows: Vec<_> = std::iter::once(heading).chain(self.keys.iter().map(row)).collect();
-            text::table(out, &rows)?;
+            table(out, &rows)?;
         }
         for one in &self.strangers {
-            writeln!(out, "not used: an object with our label and id {:?}: {}", one.id, one.why)?;
+            writeln!(out, "not used: an object with our label and id {:?}: {}", one.id, plain(&one.why))?;
         }
         for one in &self.leftovers {
             writeln!(out, "left by a crash: a key in the making with id {}: {}", one.id, one.why)?;

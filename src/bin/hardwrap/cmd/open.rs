@@ -42,17 +42,18 @@ impl Whose {
 impl Open {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = app.keeper()?;
-        let column = keeper.register().find(&self.whose.column)?;
         if let Some(key) = &self.key {
+            let column = keeper.register().find(&self.whose.column)?;
             let stored = keeper.db().read(column, key)?;
-            let stored = stored.ok_or_else(|| Failure::failed(format!("{}: no row with that key", column)))?;
+            let stored = stored.ok_or_else(|| Failure::failed(format!("{column}: no row with that key")))?;
             let value = stored.open(keeper.codec(), column)?;
             let value = value.ok_or_else(|| Failure::failed(format!("{column}: the row holds no value (NULL)")))?;
             out.write_all(value.expose())?;
             return Ok(0);
         }
         let row = self.whose.row()?;
-        let place = column.at(row.as_ref())?;
+        // Asked before anything is read: a wrong name should not cost the input.
+        let place = keeper.at(&self.whose.column, row.as_ref())?;
         let read = text::read_secret(&mut io::stdin().lock())?;
         let stored = std::str::from_utf8(&read).map_err(|_| store::Error::NotText)?;
         let stored = match Marker::of(stored) {

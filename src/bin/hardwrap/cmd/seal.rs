@@ -21,9 +21,9 @@ impl Seal {
         let keeper = app.keeper()?;
         let row = self.whose.row()?;
         // Asked before anything is read: a wrong name should not cost the input.
-        keeper.register().find(&self.whose.column)?.at(row.as_ref())?;
+        let place = keeper.at(&self.whose.column, row.as_ref())?;
         let value = text::read_secret(&mut io::stdin().lock())?;
-        out.write_all(keeper.seal(&self.whose.column, row.as_ref(), &value)?.as_bytes())?;
+        out.write_all(keeper.codec().seal(&place, &value)?.as_bytes())?;
         Ok(0)
     }
 }

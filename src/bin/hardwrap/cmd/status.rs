@@ -2,14 +2,16 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
-use hardwrap::column::{Cleartext, Column};
+use hardwrap::column::Column;
 use hardwrap::keeper::Keeper;
 use hardwrap::store::Counts;
 use serde::Serialize;
 
+use super::columns::policy;
 use super::key::Listed;
 use crate::app::App;
 use crate::failure::Failure;
+use crate::text::plain;
 
 /// Show keys, database, and what the values of each column are
 #[derive(Args)]
@@ -49,12 +51,12 @@ impl Status {
             warnings: Vec::new(),
         };
         status.judge();
-        app.print(out, &status, |out| status.write(out, self.sql))?;
-        Ok(match (self.check, status.critical.is_empty(), status.warnings.is_empty()) {
+        let verdict = match (self.check, status.critical.is_empty(), status.warnings.is_empty()) {
             (true, false, _) => 1,
             (true, true, false) => 3,
             _ => 0,
-        })
+        };
+        app.report(out, verdict, &status, |out| status.write(out, self.sql))
     }
 }
 
@@ -95,10 +97,7 @@ impl Counted {
     fn of(column: &Column, counts: Counts) -> Self {
         Self {
             column: column.to_string(),
-            cleartext_policy: match column.policy() {
-                Cleartext::Accept => "accept",
-                Cleartext::Refuse => "refuse",
-            },
+            cleartext_policy: policy(column),
             rows: counts.total,
             sealed: counts.sealed.into_iter().map(|(kid, count)| (kid.to_string(), count)).collect(),
             cleartext: counts.cleartext,
@@ -161,17 +160,18 @@ impl Shown {
     }
 
     fn write(&self, out: &mut dyn Write, sql: bool) -> std::io::Result<()> {
-        writeln!(out, "environment  {}", self.environment)?;
-        writeln!(out, "token        {} (serial {}), keyring {}", self.token, self.token_serial, self.keyring)?;
+        writeln!(out, "environment  {}", plain(&self.environment))?;
+        let (token, serial) = (plain(&self.token), plain(&self.token_serial));
+        writeln!(out, "token        {token} (serial {serial}), keyring {}", self.keyring)?;
         for key in &self.keys {
             let seals = if key.current { ", seals" } else { "" };
             let works = if key.works { "" } else { ", DOES NOT WORK" };
             writeln!(out, "key          {} {}{seals}{works}, {} ({})", key.kid, key.state, key.alg, key.route)?;
         }
-        writeln!(out, "database     {} (identity {})", self.database, self.database_identity)?;
+        writeln!(out, "database     {} (identity {})", plain(&self.database), plain(&self.database_identity))?;
         for column in &self.columns {
             writeln!(out)?;
-            writeln!(out, "{}  ({} rows)", column.column, column.rows)?;
+            writeln!(out, "{}  ({} rows)", plain(&column.column), column.rows)?;
             for (kid, count) in &column.sealed {
                 writeln!(out, "  {count} sealed under {kid}")?;
             }
@@ -188,17 +188,17 @@ impl Shown {
                 }
             }
             if sql && column.fault.is_none() {
-                writeln!(out, "  to repeat: {};", column.sql.trim_end_matches(';'))?;
+                writeln!(out, "  to repeat: {};", plain(column.sql.trim_end_matches(';')))?;
             }
         }
         if !self.critical.is_empty() || !self.warnings.is_empty() {
             writeln!(out)?;
         }
         for what in &self.critical {
-            writeln!(out, "CRITICAL {what}")?;
+            writeln!(out, "CRITICAL {}", plain(what))?;
         }
         for what in &self.warnings {
-            writeln!(out, "warning  {what}")?;
+            writeln!(out, "warning  {}", plain(what))?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use clap::Args;
+use clap::{Args, value_parser};
 use hardwrap::codec;
 use hardwrap::column::Column;
 use hardwrap::envelope::Marker;
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::failure::Failure;
+use crate::text::plain;
 
 /// Open values and print none: says how many opened, and names each that did not
 #[derive(Args)]
@@ -18,7 +19,7 @@ pub(crate) struct Verify {
     #[arg(long, value_name = "TABLE.COLUMN")]
     column: Option<String>,
     /// Open this many rows of each column, taken at random
-    #[arg(long, value_name = "N", default_value_t = 100, conflicts_with = "all")]
+    #[arg(long, value_name = "N", default_value_t = 100, conflicts_with = "all", value_parser = value_parser!(u32).range(1..))]
     sample: u32,
     /// Open every row
     #[arg(long)]
@@ -36,25 +37,25 @@ impl Verify {
         for (column, facts) in keeper.columns().filter(|(column, _)| wanted.contains(column)) {
             reports.push(match facts.usable() {
                 Ok(()) => self.verify(&keeper, column)?,
-                Err(fault) => Verified {
-                    column: column.to_string(),
-                    all: self.all,
-                    fault: Some(fault.to_string()),
-                    ..Verified::default()
-                },
+                Err(fault) => Verified { fault: Some(fault.to_string()), ..self.nothing_yet(column) },
             });
         }
-        app.print(out, &reports, |out| {
+        app.report(out, u8::from(!reports.iter().all(Verified::is_good)), &reports, |out| {
             for report in &reports {
                 report.write(out)?;
             }
             Ok(())
-        })?;
-        Ok(u8::from(reports.iter().any(|report| report.fault.is_some() || !report.bad.is_empty())))
+        })
+    }
+
+    fn nothing_yet(&self, column: &Column) -> Verified {
+        Verified { column: column.to_string(), all: self.all, ..Verified::default() }
     }
 
     fn verify(&self, keeper: &Keeper, column: &Column) -> Result<Verified, Failure> {
-        let mut report = Verified { column: column.to_string(), all: self.all, ..Verified::default() };
+        let mut report = self.nothing_yet(column);
+        let before = keeper.db().count(column)?;
+        report.keyless = before.keyless;
         if !self.all {
             for row in keeper.db().sample(column, self.sample)? {
                 report.add(keeper, column, &row)?;
@@ -69,9 +70,15 @@ impl Verify {
             }
             match page.into_iter().next_back() {
                 Some(last) => after = Some(last.key),
-                None => return Ok(report),
+                None => break,
             }
         }
+        // Others may insert and delete meanwhile: only what was there before and after was surely passed over.
+        let after = keeper.db().count(column)?;
+        let there = [&before, &after].map(|counts| counts.total - counts.keyless);
+        report.missed = there[0].min(there[1]).saturating_sub(report.rows);
+        report.keyless = after.keyless;
+        Ok(report)
     }
 }
 
@@ -84,6 +91,10 @@ struct Verified {
     cleartext: u64,
     empty: u64,
     null: u64,
+    /// Rows whose key is NULL: no walk reaches them.
+    keyless: u64,
+    /// Rows that are there, have a key, and were not met all the same.
+    missed: u64,
     bad: Vec<Bad>,
     fault: Option<String>,
 }
@@ -96,6 +107,10 @@ struct Bad {
 }
 
 impl Verified {
+    fn is_good(&self) -> bool {
+        self.fault.is_none() && self.bad.is_empty() && self.keyless == 0 && self.missed == 0
+    }
+
     /// Opens one row. Keys or a database out of reach end the command: they say nothing of the row.
     fn add(&mut self, keeper: &Keeper, column: &Column, row: &Stored) -> Result<(), Failure> {
         self.rows += 1;
@@ -127,10 +142,15 @@ impl Verified {
 
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
         if let Some(fault) = &self.fault {
-            return writeln!(out, "{}: NOT VERIFIED: {fault}", self.column);
+            return writeln!(out, "{}: NOT VERIFIED: {}", plain(&self.column), plain(fault));
         }
-        let what = if self.all { "all" } else { "a sample of" };
-        write!(out, "{}: {what} {} rows: {} opened", self.column, self.rows, self.opened)?;
+        let unread = self.keyless + self.missed;
+        let which = match unread {
+            _ if !self.all => format!("a sample of {}", self.rows),
+            0 => format!("all {}", self.rows),
+            _ => format!("ONLY {} of {}", self.rows, self.rows + unread),
+        };
+        write!(out, "{}: {which} rows: {} opened", plain(&self.column), self.opened)?;
         let others = [(self.cleartext, "in cleartext"), (self.empty, "empty"), (self.null, "NULL")];
         for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
             write!(out, ", {count} {what}")?;
@@ -140,7 +160,13 @@ impl Verified {
             bad => writeln!(out, ", {bad} BAD")?,
         }
         for bad in &self.bad {
-            writeln!(out, "  key {}: {}: {}", bad.key, bad.error, bad.detail)?;
+            writeln!(out, "  key {}: {}: {}", plain(&bad.key), bad.error, plain(&bad.detail))?;
+        }
+        if self.keyless > 0 {
+            writeln!(out, "  {} rows have no key (NULL) and cannot be opened: give them one", self.keyless)?;
+        }
+        if self.missed > 0 {
+            writeln!(out, "  {} rows have a key and were not met", self.missed)?;
         }
         Ok(())
     }
