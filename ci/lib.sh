@@ -62,6 +62,8 @@ step() {
 begin() {
     step=''
     TMPDIR=$(mktemp -d)
+    # A test reads a database as nobody, who has to get there.
+    chmod 711 "$TMPDIR"
     export TMPDIR
     trap finish EXIT
 }
