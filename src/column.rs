@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::mem;
 
 use crate::provider::Aad;
 
@@ -104,6 +105,23 @@ impl fmt::Display for Capacity {
     }
 }
 
+/// A type that stands for one sealed column, of size zero: what [`crate::store::Sealed`] carries its column by.
+///
+/// ```
+/// use hardwrap::column::{Column, SealedColumn};
+///
+/// #[derive(Debug)]
+/// struct Iban;
+///
+/// impl SealedColumn for Iban {
+///     const COLUMN: Column = Column::constant("customer", "iban", "id", "shop:customer:iban").in_row("id");
+/// }
+/// ```
+pub trait SealedColumn: 'static {
+    /// The column, as the register of the application holds it.
+    const COLUMN: Column;
+}
+
 /// One sealed column of the register.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Column {
@@ -151,6 +169,54 @@ impl Column {
         Ok(column)
     }
 
+    /// [`Column::new`] for a constant: what would be an error there stops the compiler here.
+    ///
+    /// ```
+    /// use hardwrap::column::Column;
+    ///
+    /// const IBAN: Column = Column::constant("customer", "iban", "id", "shop:customer:iban").in_row("id");
+    /// assert_eq!(IBAN.row(), Some("id"));
+    /// ```
+    ///
+    /// ```compile_fail,E0080
+    /// use hardwrap::column::Column;
+    ///
+    /// const IBAN: Column = Column::constant("customer", "", "id", "shop:customer:iban").in_row("id");
+    /// assert_eq!(IBAN.row(), Some("id"));
+    /// ```
+    ///
+    /// # Panics
+    /// If a name is empty, longer than 65535 bytes, or holds NUL.
+    pub const fn constant(
+        table: &'static str,
+        name: &'static str,
+        key: &'static str,
+        identifier: &'static str,
+    ) -> Self {
+        Self {
+            table: well_named_constant(table),
+            name: well_named_constant(name),
+            key: well_named_constant(key),
+            identifier: well_named_constant(identifier),
+            row: None,
+            cleartext: Cleartext::Refuse,
+            capacity: Capacity(None),
+            registered: None,
+        }
+    }
+
+    /// [`Column::bound_to`] for a constant.
+    ///
+    /// # Panics
+    /// If the name is empty, longer than 65535 bytes, or holds NUL; if the column is bound to rows already.
+    #[must_use]
+    pub const fn in_row(mut self, row: &'static str) -> Self {
+        assert!(self.row.is_none(), "a column is bound to one row column");
+        // an assignment would drop what was there, which no constant can
+        mem::forget(mem::replace(&mut self.row, Some(well_named_constant(row))));
+        self
+    }
+
     /// Binds each value to its row, by the text of the column `row`.
     ///
     /// # Errors
@@ -164,14 +230,14 @@ impl Column {
 
     /// Sets what happens to a value without a marker.
     #[must_use]
-    pub fn cleartext(mut self, policy: Cleartext) -> Self {
+    pub const fn cleartext(mut self, policy: Cleartext) -> Self {
         self.cleartext = policy;
         self
     }
 
     /// Sets how long a stored text may be.
     #[must_use]
-    pub fn holding(mut self, capacity: Capacity) -> Self {
+    pub const fn holding(mut self, capacity: Capacity) -> Self {
         self.capacity = capacity;
         self
     }
@@ -369,6 +435,17 @@ fn push_with_length(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(text.as_bytes());
 }
 
+/// What [`well_named`] asks, where only constants can be.
+const fn well_named_constant(text: &'static str) -> Cow<'static, str> {
+    assert!(!text.is_empty() && text.len() <= LONGEST_NAME, "a name is never empty and at most 65535 bytes long");
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        assert!(*first != 0, "a name holds no NUL");
+        rest = tail;
+    }
+    Cow::Borrowed(text)
+}
+
 fn well_named(what: &'static str, text: &str) -> Result<(), Invalid> {
     if text.is_empty() || text.len() > LONGEST_NAME || text.contains('\0') {
         return Err(Invalid::Name(what));
@@ -422,6 +499,28 @@ mod tests {
             assert_eq!(register.find(name).map(ToString::to_string), Ok("customer.iban".to_owned()));
         }
         assert!(register.find("Customer.iban").is_err());
+    }
+
+    #[test]
+    fn a_constant_is_the_column_that_is_made_at_run_time() {
+        const IBAN: Column = Column::constant("customer", "iban", "id", "shop:customer:iban")
+            .in_row("id")
+            .cleartext(Cleartext::Accept)
+            .holding(Capacity(Some(500)));
+        let made = iban().bound_to("id").expect("well named");
+        assert_eq!(IBAN, made.cleartext(Cleartext::Accept).holding(Capacity(Some(500))));
+    }
+
+    #[test]
+    #[should_panic(expected = "NUL")]
+    fn a_constant_holds_no_nul() {
+        let _ = Column::constant("t", "c", "k", "i\0");
+    }
+
+    #[test]
+    #[should_panic(expected = "one row column")]
+    fn a_constant_is_bound_to_one_row_column() {
+        let _ = iban().in_row("id").in_row("uuid");
     }
 
     #[test]
