@@ -11,6 +11,7 @@ use std::env;
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aes_gcm::aead::{Aead, Payload};
@@ -18,8 +19,11 @@ use aes_gcm::{Aes256Gcm, KeyInit, Nonce};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hardwrap::codec::Codec;
-use hardwrap::column::{Place, Row, nr_llm};
+use hardwrap::column::{Column, Place, Row, nr_llm};
 use hardwrap::hsm::{Choice, Floor, Keyring, Route, Settings};
+use hardwrap::keeper::Keeper;
+use hardwrap::provider::Aad;
+use hardwrap::store::DatabaseUrl;
 use softhsm::SoftHsm;
 
 /// The routes that SoftHSM2 has.
@@ -27,6 +31,8 @@ const ROUTES: [Route; 2] = [Route::GcmCallerIv, Route::KwWrap];
 const SIZES: [(&str, usize); 3] = [("1 KiB", 1 << 10), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20)];
 /// How long a round of one side takes, about: long against the clock, short against what disturbs the machine.
 const ROUND: Duration = Duration::from_millis(1);
+/// Bare wraps in a round of [`two_sessions`].
+const CALLS: u32 = 512;
 const TOKEN: &str = "HARDWRAP_BENCH_TOKEN";
 
 fn main() -> ExitCode {
@@ -57,7 +63,62 @@ fn main() -> ExitCode {
             }
         }
     }
+    two_sessions(&token, budget);
     ExitCode::SUCCESS
+}
+
+/// What a second session gains: the bare token calls in two threads over one, and `seal_many` in two sessions over one.
+fn two_sessions(token: &str, budget: Duration) {
+    println!("\n{:<18} {:>14} {:>14} {:>7}", "two sessions", "bare gain", "our gain", "ratio");
+    let column = || Column::new("t", "c", "id", "t:c").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let url: DatabaseUrl = format!("sqlite://{}/app.db", directory.path().display()).parse().unwrap();
+    let builder = |keyring: &str, sessions| {
+        let builder = Keeper::builder(token.parse().unwrap(), url.clone()).columns([column()]);
+        builder.keyring(format!("two {keyring}")).sessions(sessions)
+    };
+    let values = vec![((), vec![7; 1024]); 512];
+    for route in ROUTES {
+        // Another keyring, so that the database begins anew with each.
+        let (one, _) = builder(route.name(), 1).init(Choice::Route(route)).unwrap();
+        let two = builder(route.name(), 2).open().unwrap();
+        let aad = Aad::new(b"here".to_vec());
+        let bare = |threads: u32| {
+            let began = Instant::now();
+            thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        Floor::with(two.keyring(), &aad, |floor| {
+                            for _ in 0..CALLS / threads {
+                                black_box(floor.wrap()?);
+                            }
+                            Ok(())
+                        })
+                        .unwrap();
+                    });
+                }
+            });
+            began.elapsed().as_secs_f64()
+        };
+        let ours = |keeper: &Keeper| {
+            let began = Instant::now();
+            for sealed in keeper.seal_many(column(), &values).unwrap() {
+                black_box(sealed.unwrap());
+            }
+            began.elapsed().as_secs_f64()
+        };
+        // Every side in turn, so that all see the same machine.
+        let mut rounds = [const { Vec::new() }; 4];
+        let began = Instant::now();
+        while began.elapsed() < 4 * budget || rounds[0].len() < 5 {
+            for (round, seconds) in rounds.iter_mut().zip([bare(1), bare(2), ours(&one), ours(&two)]) {
+                round.push(seconds);
+            }
+        }
+        let [bare_one, bare_two, ours_one, ours_two] = rounds.map(median);
+        let (bare, ours) = (bare_one / bare_two, ours_one / ours_two);
+        println!("{:<18} {bare:>14.3} {ours:>14.3} {:>7.3}", route.name(), ours / bare);
+    }
 }
 
 /// One value on one keyring.

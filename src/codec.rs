@@ -1,4 +1,17 @@
 //! Seals values into text and opens them again: DEK, cipher, checksum, envelope and the column's policy in one place.
+//!
+//! What is done is counted for whichever recorder of the package `metrics` the application installs, labelled with the
+//! column's name, never with anything of a value:
+//!
+//! | counter | one for each |
+//! |---|---|
+//! | `hardwrap_seals_total{column}` | value sealed |
+//! | `hardwrap_opens_total{column}` | value opened, cleartext not included |
+//! | `hardwrap_rewraps_total{column}` | DEK wrapped anew |
+//! | `hardwrap_cleartext_reads_total{column}` | value returned as it was stored, unsealed, by a column that accepts that |
+//! | `hardwrap_errors_total{column, kind}` | failure, by [`Error::kind`] |
+//!
+//! Each call is a `tracing` span `seal`, `open` or `rewrap` of the target `hardwrap::codec`, at DEBUG, with the column.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,11 +45,9 @@ impl Codec {
         if value.is_empty() {
             return Ok(String::new());
         }
-        let key = self.keys.current()?;
-        fits(place, value, envelope::sealed_length(key.alg, value.len()))?;
-        let (dek, iv) = draw()?;
-        let wrapped = self.keys.wrap(key.id, &dek, &place.context().aad())?;
-        seal_with(place, value, &dek, iv, wrapped)
+        let _span = tracing::debug_span!(target: TARGET, "seal", column = %place.column()).entered();
+        let sealed = self.seal_value(place, value);
+        counted(place, SEALS, sealed)
     }
 
     /// Opens a stored text at `place`.
@@ -44,24 +55,70 @@ impl Codec {
     /// # Errors
     /// Every variant of [`Error`] but [`Error::TooLarge`]; never a panic, never a guess.
     pub fn open(&self, place: &Place<'_>, stored: &str) -> Result<Plaintext, Error> {
+        let _span = tracing::debug_span!(target: TARGET, "open", column = %place.column()).entered();
         match Marker::of(stored) {
-            Marker::Empty => return Ok(Plaintext::new(Vec::new())),
-            Marker::Hw1 => {}
-            Marker::HwOther => return Err(Error::Unsupported("envelope version")),
-            Marker::Foreign => return Err(Error::Foreign),
-            Marker::None => {
-                return match place.column().policy() {
-                    Cleartext::Accept => Ok(Plaintext::new(stored.as_bytes().to_vec())),
-                    Cleartext::Refuse => Err(Error::Cleartext),
-                };
+            Marker::Empty => Ok(Plaintext::new(Vec::new())),
+            Marker::None if place.column().policy() == Cleartext::Accept => {
+                counted(place, CLEARTEXT_READS, Ok(Plaintext::new(stored.as_bytes().to_vec())))
             }
+            marker => counted(place, OPENS, self.open_value(place, stored, marker)),
         }
+    }
+
+    /// Wraps the DEK of a stored text under the current master key. The payload, everything from the first dot on, is
+    /// carried over as it stands and never decrypted. None if there is nothing to do: it is wrapped so already, or is
+    /// empty, or cleartext in a column that accepts that.
+    ///
+    /// # Errors
+    /// Every variant of [`Error`]. A DEK that does not unwrap is never wrapped; a payload that was damaged is carried
+    /// over as it is, for only opening looks at it.
+    pub fn rewrap(&self, place: &Place<'_>, stored: &str) -> Result<Option<String>, Error> {
+        let _span = tracing::debug_span!(target: TARGET, "rewrap", column = %place.column()).entered();
+        match Marker::of(stored) {
+            Marker::Empty => Ok(None),
+            Marker::None if place.column().policy() == Cleartext::Accept => Ok(None),
+            marker => match self.rewrap_value(place, stored, marker) {
+                Ok(None) => Ok(None),
+                outcome => counted(place, REWRAPS, outcome),
+            },
+        }
+    }
+
+    fn seal_value(&self, place: &Place<'_>, value: &[u8]) -> Result<String, Error> {
+        let key = self.keys.current()?;
+        fits(place, value.len() as u64, envelope::sealed_length(key.alg, value.len()))?;
+        let (dek, iv) = draw()?;
+        let wrapped = self.keys.wrap(key.id, &dek, &place.context().aad())?;
+        seal_with(place, value, &dek, iv, wrapped)
+    }
+
+    fn open_value(&self, place: &Place<'_>, stored: &str, marker: Marker) -> Result<Plaintext, Error> {
+        ours(marker)?;
         let envelope = Envelope::parse(stored)?;
         // Decoded before the token is asked: a damaged text costs no call.
         let payload = envelope.payload()?;
         let Front { wrapped, iv, sum, .. } = envelope.front;
         let dek = self.keys.unwrap(&wrapped, &place.context().aad())?;
         aead::open(&dek, &iv, &sum, place.context(), payload).map_err(|aead::Rejected| Error::Rejected)
+    }
+
+    fn rewrap_value(&self, place: &Place<'_>, stored: &str, marker: Marker) -> Result<Option<String>, Error> {
+        ours(marker)?;
+        let (front, payload) = stored.split_once('.').ok_or(Error::Malformed("no dot"))?;
+        let mut front: Front = front.parse()?;
+        let key = self.keys.current()?;
+        if front.wrapped.key == key.id {
+            return Ok(None);
+        }
+        let aad = place.context().aad();
+        let dek = self.keys.unwrap(&front.wrapped, &aad)?;
+        front.wrapped = self.keys.wrap(key.id, &dek, &aad)?;
+        let mut sealed = String::with_capacity(stored.len() + ROOM_TO_GROW);
+        front.write(&mut sealed);
+        sealed.push('.');
+        sealed.push_str(payload);
+        fits(place, 0, sealed.len() as u64)?;
+        Ok(Some(sealed))
     }
 }
 
@@ -93,10 +150,34 @@ fn seal_with(place: &Place<'_>, value: &[u8], dek: &Dek, iv: Iv, wrapped: Wrappe
     Ok(envelope::write(&Front { wrapped, iv, sum, also: Vec::new() }, &payload))
 }
 
-fn fits(place: &Place<'_>, value: &[u8], sealed: u64) -> Result<(), Error> {
+/// Counts an outcome: a success under `name`, a failure by its kind.
+fn counted<T>(place: &Place<'_>, name: &'static str, outcome: Result<T, Error>) -> Result<T, Error> {
+    let column = place.column().to_string();
+    match &outcome {
+        Ok(_) => metrics::counter!(name, "column" => column).increment(1),
+        Err(error) => {
+            let kind = error.kind();
+            tracing::debug!(target: TARGET, %column, kind, "a value could not be sealed or opened");
+            metrics::counter!(ERRORS, "column" => column, "kind" => kind).increment(1);
+        }
+    }
+    outcome
+}
+
+/// Whether a marker is that of an envelope which this version opens.
+fn ours(marker: Marker) -> Result<(), Error> {
+    match marker {
+        Marker::Hw1 => Ok(()),
+        Marker::HwOther => Err(Error::Unsupported("envelope version")),
+        Marker::Foreign => Err(Error::Foreign),
+        Marker::None | Marker::Empty => Err(Error::Cleartext),
+    }
+}
+
+fn fits(place: &Place<'_>, value: u64, sealed: u64) -> Result<(), Error> {
     let column = place.column();
     let (needs, holds) = match column.capacity().0 {
-        _ if value.len() as u64 > aead::LONGEST => (value.len() as u64, aead::LONGEST),
+        _ if value > aead::LONGEST => (value, aead::LONGEST),
         Some(limit) if sealed > limit => (sealed, limit),
         _ => return Ok(()),
     };
@@ -181,6 +262,16 @@ impl From<envelope::Error> for Error {
         }
     }
 }
+
+const TARGET: &str = "hardwrap::codec";
+const SEALS: &str = "hardwrap_seals_total";
+const OPENS: &str = "hardwrap_opens_total";
+const REWRAPS: &str = "hardwrap_rewraps_total";
+const CLEARTEXT_READS: &str = "hardwrap_cleartext_reads_total";
+const ERRORS: &str = "hardwrap_errors_total";
+
+/// How much longer a front may get when its DEK is wrapped otherwise: bytes.
+const ROOM_TO_GROW: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -70,6 +70,70 @@ impl From<i64> for Row {
     }
 }
 
+/// What can name the row of a value: a number, a text, a UUID, or `()` for a column that is not bound to rows.
+pub trait ToRow {
+    /// The row, or none.
+    ///
+    /// # Errors
+    /// [`NotARow`].
+    fn to_row(&self) -> Result<Option<Row>, NotARow>;
+}
+
+impl ToRow for () {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        Ok(None)
+    }
+}
+
+impl ToRow for Row {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        Ok(Some(self.clone()))
+    }
+}
+
+impl ToRow for i64 {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        Ok(Some(Row::from(*self)))
+    }
+}
+
+impl ToRow for i32 {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        i64::from(*self).to_row()
+    }
+}
+
+impl ToRow for str {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        Row::try_from(self).map(Some)
+    }
+}
+
+impl ToRow for String {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        self.as_str().to_row()
+    }
+}
+
+/// Lower-case with hyphens.
+impl ToRow for uuid::Uuid {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        Row::try_from(self.hyphenated().to_string()).map(Some)
+    }
+}
+
+impl<T: ToRow> ToRow for Option<T> {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        self.as_ref().map_or(Ok(None), ToRow::to_row)
+    }
+}
+
+impl<T: ToRow + ?Sized> ToRow for &T {
+    fn to_row(&self) -> Result<Option<Row>, NotARow> {
+        (**self).to_row()
+    }
+}
+
 /// A text cannot name a row.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("a row value is never empty and at most 65535 bytes long")]
@@ -256,6 +320,12 @@ impl Column {
         column
     }
 
+    /// Whether `name` is `TABLE.COLUMN`.
+    fn is_written(&self, name: &str) -> bool {
+        let rest = name.strip_prefix(&*self.table).and_then(|rest| rest.strip_prefix('.'));
+        rest == Some(&self.name)
+    }
+
     /// `TABLE.COLUMN` as it was registered.
     pub(crate) fn registered(&self) -> String {
         self.registered.clone().unwrap_or_else(|| self.to_string())
@@ -375,7 +445,7 @@ impl Register {
     /// # Errors
     /// [`Unknown`] if it is not registered: what is not registered cannot be sealed.
     pub fn find(&self, name: &str) -> Result<&Column, Unknown> {
-        let spelt = self.0.iter().find(|column| column.to_string() == name);
+        let spelt = self.0.iter().find(|column| column.is_written(name));
         spelt
             .or_else(|| self.0.iter().find(|column| column.registered.as_deref() == Some(name)))
             .ok_or_else(|| Unknown(name.to_owned()))
@@ -392,9 +462,52 @@ impl Register {
     }
 }
 
+/// What can name a column of a [`Register`]: the text `TABLE.COLUMN`, or a [`Column`] of the application's own.
+pub trait Named {
+    /// The column as it is registered.
+    ///
+    /// # Errors
+    /// [`Unknown`] if it is not, or is registered under another identifier or bound otherwise.
+    fn find_in<'a>(&self, register: &'a Register) -> Result<&'a Column, Unknown>;
+}
+
+impl Named for str {
+    fn find_in<'a>(&self, register: &'a Register) -> Result<&'a Column, Unknown> {
+        register.find(self)
+    }
+}
+
+impl Named for String {
+    fn find_in<'a>(&self, register: &'a Register) -> Result<&'a Column, Unknown> {
+        register.find(self)
+    }
+}
+
+impl Named for Column {
+    fn find_in<'a>(&self, register: &'a Register) -> Result<&'a Column, Unknown> {
+        let same = |column: &&Column| {
+            let registered = column.registered.as_ref().map_or_else(
+                || column.table == self.table && column.name == self.name,
+                |registered| self.is_written(registered),
+            );
+            registered && column.row.is_some() == self.row.is_some()
+        };
+        let found = register.0.iter().find(|column| column.identifier == self.identifier);
+        found.filter(same).ok_or_else(|| Unknown(self.to_string()))
+    }
+}
+
+impl<T: Named + ?Sized> Named for &T {
+    fn find_in<'a>(&self, register: &'a Register) -> Result<&'a Column, Unknown> {
+        (**self).find_in(register)
+    }
+}
+
 /// A column is not in the register (`ColumnUnknown`).
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("column {0} is not registered: add a [[column]] with its table and column to hardwrap.toml")]
+#[error(
+    "column {0} is not registered: add a [[column]] with its table and column to hardwrap.toml, or give it to the builder"
+)]
 pub struct Unknown(pub String);
 
 /// A column or register that cannot be.

@@ -1,41 +1,76 @@
 //! The facade: a configuration opened. The only place in the library that knows both wings.
+//!
+//! An application opens one [`Keeper`] when it starts, from `hardwrap.toml` or from a [`Builder`], and clones it for
+//! whoever needs one: all clones share the sessions on the token. Opening checks that token, keyring and keys are
+//! those which the database knows. Nothing here is async: a call takes one or two exchanges with the token, so an async
+//! application makes it from a thread that may wait (`tokio::task::spawn_blocking`).
+//!
+//! **Fork.** A keeper works in a forked child: it initialises the module and logs in there anew. Fork before threads
+//! use the keeper where you can, for a PKCS#11 module may hold locks of its own in that instant. **Host applications**
+//! that have initialised the same module themselves keep it: the keeper then never finalises it.
 
+mod builder;
+mod check;
 mod config;
+mod many;
 mod policy;
 
+pub use builder::Builder;
 pub use config::{Config, ConfigError, Ignore};
 pub use policy::{Duration, NotADuration, Policy};
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::codec::{self, Codec};
-use crate::column::{Column, Misplaced, Place, Register, Row, Unknown};
-use crate::hsm::{self, Choice, Keyring, Made, Route};
+use crate::column::{Column, Invalid, Misplaced, Named, NotARow, Place, Register, ToRow, Unknown};
+use crate::hsm::{self, Choice, Keyring, Made, Route, TokenUri};
 use crate::provider::KeyId;
 use crate::secret::Plaintext;
-use crate::store::{self, ColumnFacts, Db};
+use crate::store::{self, ColumnFacts, DatabaseUrl, Db};
 
-/// Keys, register and database of one configuration, ready for sealing and opening. Cheap to clone.
-#[derive(Clone, Debug)]
+/// Keys, register and database of one configuration, ready for sealing and opening. Cheap to clone, and for all
+/// threads. When the last clone drops, its sessions on the token are closed.
+#[derive(Clone)]
 pub struct Keeper {
+    parts: Arc<Parts>,
+}
+
+struct Parts {
     keyring: Arc<Keyring>,
     codec: Codec,
     db: Arc<Db>,
-    register: Arc<Register>,
-    facts: Arc<[ColumnFacts]>,
+    register: Register,
+    facts: Vec<ColumnFacts>,
 }
 
 impl Keeper {
-    /// Opens what `config` names: loads the module, opens the database, and looks every registered column up in its
-    /// schema. The token is asked when a key is first needed.
+    /// Opens what `config` names and checks it: loads the module, opens the database, looks every registered column up
+    /// in its schema, logs in to the token, and makes sure that its keys are those which this database knows
+    /// ([`Keeper::check`]). Reads no row.
+    ///
+    /// # Errors
+    /// As [`Keeper::unchecked`] and [`Keeper::check`].
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        let keeper = Self::unchecked(config)?;
+        keeper.check()?;
+        Ok(keeper)
+    }
+
+    /// Opens what `config` names, and does not ask the token before a key is first needed: for work that needs no key.
     ///
     /// # Errors
     /// [`Error::Token`] if the module cannot be loaded; [`Error::Store`] if the database is not there or not ours, or
     /// if a registered column cannot be sealed.
-    pub fn open(config: &Config) -> Result<Self, Error> {
+    pub fn unchecked(config: &Config) -> Result<Self, Error> {
         let db = Db::open(&config.database)?;
         db.ready()?;
         Self::with(config, db, Arc::new(Keyring::new(config.token.clone())?))
+    }
+
+    /// Begins a configuration in code, where there is no `hardwrap.toml`.
+    pub fn builder(token: TokenUri, database: DatabaseUrl) -> Builder {
+        Builder::new(token, database)
     }
 
     /// Makes everything ready: our tables, the preset's table where it is missing, a first key with its record. Run
@@ -57,31 +92,42 @@ impl Keeper {
         let preset = config.has_preset() && db.create_agent_run_table()?;
         let identity = db.ready()?.identity;
         let keeper = Self::with(config, db, keyring)?;
+        keeper.settle(config)?;
         let made = match working {
             Some((kid, route)) => Made::Nothing(kid, route),
             None => keeper.make_key(config, choice)?,
         };
-        let (Made::Key(kid, route) | Made::Finished(kid, route) | Made::Nothing(kid, route)) = made;
-        let kid_text = kid.to_string();
-        if !keeper.db.keys_seen()?.iter().any(|seen| seen.kid == kid_text) {
-            keeper.db.note_key(kid, route.alg(), hsm::State::Active.name())?;
-        }
-        keeper.keyring.note_database(&identity)?;
+        let (Made::Key(_, route) | Made::Finished(_, route) | Made::Nothing(_, route)) = made;
+        keeper.keyring().note_database(&identity)?;
+        check::note(keeper.db(), &keeper.keyring().report()?, &keeper.db().keys_seen()?)?;
         // A key that a crash had left was finished all the same: values may be sealed under it.
         among(choice, route)?;
         Ok((keeper, Init { made, tables, preset, identity }))
     }
 
+    /// Refuses a keyring that is not the one which the database has seen. A database without an envelope may change
+    /// to another keyring: then what it had seen is forgotten.
+    fn settle(&self, config: &Config) -> Result<(), Error> {
+        self.db().exclusively(|db| {
+            match check::same_keys(&self.keyring().report()?, self.keyring().label(), &db.keys_seen()?) {
+                Err(Error::EmptyKeyring { .. } | Error::OtherKeys { .. }) if envelopes(db, config)?.is_empty() => {
+                    Ok(db.forget_keys()?)
+                }
+                // Said with the columns that hold them, when a key is to be made.
+                Err(Error::EmptyKeyring { .. }) => Ok(()),
+                outcome => outcome,
+            }
+        })
+    }
+
     /// Makes or finishes a key, one init at a time on a database: two would make two keys.
     fn make_key(&self, config: &Config, choice: Choice) -> Result<Made, Error> {
-        self.db.exclusively(|db| {
-            let mut found = db.find_envelopes()?;
-            found.retain(|found| !config.ignore.iter().any(|ignore| found.is(&ignore.table, &ignore.column)));
-            if !found.is_empty() && self.keyring.report()?.keys.is_empty() {
-                let columns: Vec<_> = found.iter().map(ToString::to_string).collect();
-                return Err(Error::KeysMissing(columns.join(", ")));
+        self.db().exclusively(|db| {
+            let found = envelopes(db, config)?;
+            if !found.is_empty() && self.keyring().report()?.keys.is_empty() {
+                return Err(Error::KeysMissing(found.join(", ")));
             }
-            Ok(self.keyring.init(choice)?)
+            Ok(self.keyring().init(choice)?)
         })
     }
 
@@ -95,39 +141,46 @@ impl Keeper {
                 Err(unfit) => return Err(unfit.into()),
             }
         }
-        Ok(Self {
-            codec: Codec::new(keyring.clone()),
-            keyring,
-            db: Arc::new(db),
-            register: Arc::new(register),
-            facts: facts.into(),
-        })
+        let parts = Parts { codec: Codec::new(keyring.clone()), keyring, db: Arc::new(db), register, facts };
+        Ok(Self { parts: Arc::new(parts) })
     }
 
-    /// Seals `value` for a column, and its row where the column is bound to rows.
+    /// Seals `value` for a column, and its row where the column is bound to rows (`()` where it is not). The same value
+    /// sealed twice shares no part of the text. An empty value stays empty.
     ///
     /// # Errors
-    /// As [`Keeper::at`]; [`Error::Codec`].
-    pub fn seal(&self, column: &str, row: Option<&Row>, value: &[u8]) -> Result<String, Error> {
-        Ok(self.codec.seal(&self.at(column, row)?, value)?)
+    /// As [`Keeper::at`]; [`Error::Codec`]. Nothing is stored, and cleartext is never returned.
+    pub fn seal(&self, column: impl Named, row: impl ToRow, value: &[u8]) -> Result<String, Error> {
+        Ok(self.codec().seal(&self.at(column, row)?, value)?)
     }
 
     /// Opens a stored text of a column, and its row where the column is bound to rows.
     ///
     /// # Errors
     /// As [`Keeper::at`]; [`Error::Codec`].
-    pub fn open_value(&self, column: &str, row: Option<&Row>, stored: &str) -> Result<Plaintext, Error> {
-        Ok(self.codec.open(&self.at(column, row)?, stored)?)
+    pub fn open_value(&self, column: impl Named, row: impl ToRow, stored: &str) -> Result<Plaintext, Error> {
+        Ok(self.codec().open(&self.at(column, row)?, stored)?)
+    }
+
+    /// Wraps the DEK of a stored text under the key that seals now; the payload is carried over as it stands. None if
+    /// there is nothing to do.
+    ///
+    /// # Errors
+    /// As [`Keeper::at`]; [`Error::Codec`].
+    pub fn rewrap(&self, column: impl Named, row: impl ToRow, stored: &str) -> Result<Option<String>, Error> {
+        Ok(self.codec().rewrap(&self.at(column, row)?, stored)?)
     }
 
     /// The place of one value: a column, and its row where the column is bound to rows.
     ///
     /// # Errors
-    /// [`Error::ColumnUnknown`]; [`Error::Misplaced`]; [`Error::RowNotInteger`] if the row column holds integers and
-    /// `row` is not written as the database would write it: a value sealed there could never be opened in its row.
-    pub fn at(&self, column: &str, row: Option<&Row>) -> Result<Place<'_>, Error> {
-        let found = self.register.find(column)?;
-        let place = found.at(row)?;
+    /// [`Error::ColumnUnknown`]; [`Error::Row`]; [`Error::Misplaced`]; [`Error::RowNotInteger`] if the row column holds
+    /// integers and `row` is not written as the database would write it: a value sealed there could never be opened in
+    /// its row.
+    pub fn at(&self, column: impl Named, row: impl ToRow) -> Result<Place<'_>, Error> {
+        let found = column.find_in(self.register())?;
+        let row = row.to_row()?;
+        let place = found.at(row.as_ref())?;
         if let (Some(name), Some(row)) = (found.row(), row) {
             let integers = self.columns().any(|(column, facts)| column == found && facts.row_is_integer());
             let canonical = row.as_str().parse::<i64>().is_ok_and(|number| number.to_string() == row.as_str());
@@ -140,28 +193,42 @@ impl Keeper {
 
     /// The keys.
     pub fn keyring(&self) -> &Keyring {
-        &self.keyring
+        &self.parts.keyring
     }
 
     /// Seals and opens at places of one's own making.
     pub fn codec(&self) -> &Codec {
-        &self.codec
+        &self.parts.codec
     }
 
     /// The database.
     pub fn db(&self) -> &Arc<Db> {
-        &self.db
+        &self.parts.db
     }
 
     /// The registered columns, with the capacity that the schema gives them.
     pub fn register(&self) -> &Register {
-        &self.register
+        &self.parts.register
     }
 
     /// Each registered column with what the schema says of it.
     pub fn columns(&self) -> impl Iterator<Item = (&Column, &ColumnFacts)> {
-        self.register.columns().iter().zip(self.facts.iter())
+        self.register().columns().iter().zip(self.parts.facts.iter())
     }
+}
+
+/// Names neither keys nor values.
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("keyring", self.keyring()).field("db", self.db()).finish_non_exhaustive()
+    }
+}
+
+/// The columns that hold envelopes, but for those that the configuration ignores.
+fn envelopes(db: &Db, config: &Config) -> Result<Vec<String>, Error> {
+    let mut found = db.find_envelopes()?;
+    found.retain(|found| !config.ignore.iter().any(|ignore| found.is(&ignore.table, &ignore.column)));
+    Ok(found.iter().map(ToString::to_string).collect())
 }
 
 /// The key that seals, and works.
@@ -202,12 +269,21 @@ pub enum Error {
     /// One value could not be sealed or opened.
     #[error(transparent)]
     Codec(#[from] codec::Error),
+    /// The configuration cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A column, or the register, cannot be.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// The column is not registered, so nothing is sealed for it.
     #[error(transparent)]
     ColumnUnknown(#[from] Unknown),
     /// A row is missing, or one too many.
     #[error(transparent)]
     Misplaced(#[from] Misplaced),
+    /// A text cannot name a row.
+    #[error(transparent)]
+    Row(#[from] NotARow),
     /// The row column holds integers, and the row is none as the database writes it.
     #[error(
         "column {column} is bound to rows by {row}, which holds integers: give the row as the database writes it, a \
@@ -219,6 +295,58 @@ pub enum Error {
         /// Its row column.
         row: String,
     },
+    /// The keyring has no key yet.
+    #[error("keyring {0} has no key: run `hardwrap init`")]
+    NoKeys(String),
+    /// No key of the keyring may seal.
+    #[error("no key of keyring {0} is active, so nothing can be sealed: `hardwrap key list` shows their states")]
+    NoActiveKey(String),
+    /// The keyring is empty, and the database has seen its keys.
+    #[error(
+        "keyring {keyring} on {token} is empty, and this database has seen its key {kid}: this is the wrong token or \
+         keyring, or its keys are lost; no row was read"
+    )]
+    EmptyKeyring {
+        /// The label of the keys.
+        keyring: String,
+        /// The token.
+        token: String,
+        /// The key that was seen last.
+        kid: String,
+    },
+    /// The keyring holds keys, and none that the database has seen.
+    #[error(
+        "keyring {keyring} on {token} holds other keys than this database has seen ({kid} is not there): this is \
+         another token, though it may have the same label; no row was read"
+    )]
+    OtherKeys {
+        /// The label of the keys.
+        keyring: String,
+        /// The token.
+        token: String,
+        /// The key that was seen last.
+        kid: String,
+    },
+    /// The keyring record says less than it said before: somebody put an older one back.
+    #[error(
+        "the keyring record of {keyring} on {token} is older than what this database has seen: key {kid} was {was} and \
+         is {now}; an old copy of the token was put back; no row was read"
+    )]
+    OlderRecord {
+        /// The label of the keys.
+        keyring: String,
+        /// The token.
+        token: String,
+        /// The key.
+        kid: String,
+        /// The state that the database saw.
+        was: String,
+        /// What the record says now.
+        now: &'static str,
+    },
+    /// The keyring record does not name this database, so the destruction of a key would not ask for its proof.
+    #[error("the keyring record does not name this database: run `hardwrap init`, which changes nothing else")]
+    NotNoted,
     /// A key is there, and wraps otherwise than was asked for.
     #[error("the keyring's key wraps by {alg} ({0}); a key that wraps otherwise comes with rotation", alg = .0.alg().name())]
     OtherRoute(Route),

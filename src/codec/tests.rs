@@ -230,3 +230,67 @@ fn keys_out_of_reach_are_unavailable_and_nothing_is_said_of_the_value() {
     keys.set_unavailable(false);
     assert_eq!(codec.open(&place, &sealed).expect("back").expose(), b"x");
 }
+
+#[test]
+fn a_rewrap_changes_what_stands_before_the_first_dot_and_nothing_else() {
+    let (old, new) = (KeyId::new(1, [1; 6]), KeyId::new(2, [2; 6]));
+    let column = Column::new("t", "c", "id", "t:c").and_then(|c| c.bound_to("id")).expect("well named");
+    let (row, other) = (Row::from(7), Row::from(8));
+    let place = column.at(Some(&row)).expect("bound");
+    for (before, after) in [(Alg::A256Kw, Alg::A256GcmKw), (Alg::A256GcmKw, Alg::A256Kw), (Alg::A256Kw, Alg::A256Kw)] {
+        let sealed =
+            Codec::new(Arc::new(MemoryKeys::one(old, before, [1; 32]))).seal(&place, b"value").expect("sealed");
+        let codec = Codec::new(Arc::new(MemoryKeys::one(old, before, [1; 32]).then(new, after, [2; 32])));
+        let rewrapped = codec.rewrap(&place, &sealed).expect("rewrapped").expect("it was under the old key");
+        let (fronts, payloads): (Vec<_>, Vec<_>) =
+            [&sealed, &rewrapped].iter().map(|text| text.split_once('.').expect("a dot")).unzip();
+        assert_eq!(payloads[0], payloads[1]);
+        let [was, is] = [fronts[0], fronts[1]].map(|front| front.parse::<Front>().expect("a front"));
+        assert_eq!((is.wrapped.key, is.wrapped.alg()), (new, after));
+        assert_eq!((was.iv, was.sum), (is.iv, is.sum));
+        assert_eq!(codec.open(&place, &rewrapped).expect("opens").expose(), b"value");
+        // Nothing is left to do.
+        assert_eq!(codec.rewrap(&place, &rewrapped).expect("looked at"), None);
+        // What belongs elsewhere is not made to belong here.
+        let elsewhere = column.at(Some(&other)).expect("bound");
+        assert!(matches!(codec.rewrap(&elsewhere, &sealed), Err(Error::Rejected)));
+    }
+}
+
+#[test]
+fn a_rewrap_keeps_further_keys_and_refuses_what_it_does_not_know() {
+    let (old, new, further) = (KeyId::new(1, [1; 6]), KeyId::new(2, [2; 6]), KeyId::new(9, [9; 6]));
+    let column = Column::new("t", "c", "id", "t:c").expect("well named");
+    let place = column.at(None).expect("unbound");
+    let codec = Codec::new(Arc::new(MemoryKeys::one(old, Alg::A256Kw, [1; 32]).then(new, Alg::A256Kw, [2; 32])));
+    let sealed = Codec::new(Arc::new(MemoryKeys::one(old, Alg::A256Kw, [1; 32]))).seal(&place, b"v").expect("sealed");
+    let (front, payload) = sealed.split_once('.').expect("a dot");
+    let mut front: Front = front.parse().expect("a front");
+    front.also.push(WrappedDek { key: further, ..front.wrapped.clone() });
+    let mut recoverable = String::new();
+    front.write(&mut recoverable);
+    let recoverable = format!("{recoverable}.{payload}");
+    let again = codec.rewrap(&place, &recoverable).expect("rewrapped").expect("it was under the old key");
+    let again: Front = again.split_once('.').expect("a dot").0.parse().expect("a front");
+    assert_eq!(again.also, front.also);
+
+    for (stored, expected) in [
+        ("", None),
+        ("plain", Some("Cleartext")),
+        ("nrv1:x", Some("Foreign")),
+        ("v2:x", Some("Foreign")),
+        ("hw2:x", Some("Unsupported")),
+        ("hw1:x", Some("Malformed")),
+        ("hw1:0001010101010101:x.y", Some("Malformed")),
+    ] {
+        let outcome = codec.rewrap(&place, stored);
+        assert_eq!(outcome.as_ref().err().map(Error::kind), expected, "{stored}");
+        assert!(expected.is_some() || outcome.is_ok_and(|text| text.is_none()), "{stored}");
+    }
+    let accepting = column.clone().cleartext(Cleartext::Accept);
+    assert_eq!(codec.rewrap(&accepting.at(None).expect("unbound"), "plain").expect("left"), None);
+    let full = column.clone().holding(Capacity(Some(sealed.len() as u64 - 1)));
+    assert!(matches!(codec.rewrap(&full.at(None).expect("unbound"), &sealed), Err(Error::TooLarge { .. })));
+    let unknown = Codec::new(Arc::new(MemoryKeys::one(new, Alg::A256Kw, [2; 32])));
+    assert!(matches!(unknown.rewrap(&place, &sealed), Err(Error::UnknownKey(kid)) if kid == old));
+}

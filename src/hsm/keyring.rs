@@ -105,6 +105,16 @@ impl Keyring {
         Ok(Self { pool: Pool::new(settings)?, uses: Uses::default(), missed: Mutex::default() })
     }
 
+    /// The label of the keys.
+    pub fn label(&self) -> &str {
+        &self.pool.settings().keyring
+    }
+
+    /// How many sessions are opened at most.
+    pub fn sessions(&self) -> usize {
+        self.pool.settings().sessions
+    }
+
     /// Connects now, if that is not done: finds token and keys, and checks attributes and canaries.
     ///
     /// # Errors

@@ -33,6 +33,12 @@ pub enum State {
 }
 
 impl State {
+    /// The state of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::PreActive, Self::Active, Self::Deactivated, Self::Retired, Self::Destroyed];
+        all.into_iter().find(|state| state.name() == name)
+    }
+
     /// The name in the record and in output.
     pub fn name(self) -> &'static str {
         match self {

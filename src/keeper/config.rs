@@ -32,8 +32,8 @@ pub struct Config {
     pub register: Register,
     /// Columns that hold what looks like envelopes and is none, each with a reason.
     pub ignore: Vec<Ignore>,
-    /// The file it was read from.
-    pub path: PathBuf,
+    /// The file it was read from; none where a [`Builder`](super::Builder) made it.
+    pub path: Option<PathBuf>,
 }
 
 /// A column that discovery passes over.
@@ -78,6 +78,21 @@ impl Config {
         })?;
         file.override_with(variables)?;
         file.build(path)
+    }
+
+    /// What must be true of a configuration wherever it comes from.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let keyring = &self.token.keyring;
+        if keyring.is_empty() || keyring.len() > LONGEST_KEYRING || keyring.chars().any(char::is_control) {
+            return Err(invalid("token.keyring", "want a label of 1 to 64 bytes without control characters"));
+        }
+        if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.reason.trim().is_empty()) {
+            return Err(invalid("ignore", &format!("{}.{} needs a reason", ignore.table, ignore.column)));
+        }
+        if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.is_registered(&self.register)) {
+            return Err(invalid("ignore", &format!("{}.{} is a registered column", ignore.table, ignore.column)));
+        }
+        Ok(())
     }
 
     /// Whether the preset `nr-llm` is registered.
@@ -230,9 +245,6 @@ impl FileForm {
         let uri: TokenUri = setting("token.uri", token.uri.take())?;
         let mut settings = Settings::new(uri);
         if let Some(keyring) = token.keyring.take() {
-            if keyring.is_empty() || keyring.len() > LONGEST_KEYRING || keyring.chars().any(char::is_control) {
-                return Err(invalid("token.keyring", "want a label of 1 to 64 bytes without control characters"));
-            }
             settings.keyring = keyring;
         }
         settings.module_arguments = token.module_arguments.take();
@@ -256,22 +268,17 @@ impl FileForm {
         for (index, form) in self.column.into_iter().enumerate() {
             form.build(index + 1, &mut columns)?;
         }
-        if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.reason.trim().is_empty()) {
-            return Err(invalid("ignore", &format!("{}.{} needs a reason", ignore.table, ignore.column)));
-        }
-        let register = Register::new(columns).map_err(|error| invalid("column", &error.to_string()))?;
-        if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.is_registered(&register)) {
-            return Err(invalid("ignore", &format!("{}.{} is a registered column", ignore.table, ignore.column)));
-        }
-        Ok(Config {
+        let config = Config {
             environment: self.environment.unwrap_or_else(|| "production".to_owned()),
             token: settings,
             database: setting("database.url", self.database.url)?,
             policy,
-            register,
+            register: Register::new(columns).map_err(|error| invalid("column", &error.to_string()))?,
             ignore: self.ignore,
-            path: path.to_owned(),
-        })
+            path: Some(path.to_owned()),
+        };
+        config.check()?;
+        Ok(config)
     }
 }
 

@@ -122,6 +122,14 @@ impl Db {
         })
     }
 
+    /// Forgets every master key noted: for a database that holds no envelope and changes to another keyring.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::NoTable`] before [`Db::upgrade`].
+    pub fn forget_keys(&self) -> Result<(), Error> {
+        self.write(|connection| Query::new("DELETE FROM hardwrap_key_seen").execute(connection).map(drop))
+    }
+
     /// Every master key noted, by id.
     ///
     /// # Errors

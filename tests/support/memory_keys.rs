@@ -29,6 +29,13 @@ impl MemoryKeys {
         Self { keys: [(id, (alg, kek))].into(), current: Some(id), unavailable: Mutex::new(false), dek_iv: None }
     }
 
+    /// One key more, which seals from now on; the others still open.
+    pub(crate) fn then(mut self, id: KeyId, alg: Alg, kek: [u8; 32]) -> Self {
+        self.keys.insert(id, (alg, kek));
+        self.current = Some(id);
+        self
+    }
+
     /// Wraps with this IV every time, to make the bytes of a vector again.
     pub(crate) fn with_dek_iv(mut self, iv: [u8; 12]) -> Self {
         self.dek_iv = Some(iv);

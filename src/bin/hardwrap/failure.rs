@@ -114,6 +114,11 @@ impl From<keeper::Error> for Failure {
             keeper::Error::ColumnUnknown(_)
             | keeper::Error::Misplaced(_)
             | keeper::Error::RowNotInteger { .. }
+            | keeper::Error::Config(_)
+            | keeper::Error::Invalid(_)
+            | keeper::Error::Row(_)
+            | keeper::Error::NoKeys(_)
+            | keeper::Error::NotNoted
             | keeper::Error::OtherRoute(_) => 2,
             _ => 1,
         };

@@ -1,0 +1,83 @@
+//! The check at start: that token, keyring and keys are those which this database knows, before any row is read.
+
+use super::{Error, Keeper};
+use crate::hsm::{self, KeyReport, Report, State};
+use crate::provider::KeyId;
+use crate::store::{self, Db, KeySeen};
+
+impl Keeper {
+    /// Checks that token, keyring and keys are the right ones: connects, logs in, unwraps every canary, and compares
+    /// the keyring record with what this database has seen of it. Reads no row. [`Keeper::open`] does this.
+    ///
+    /// What the record says that is new is noted in the database, so that an older record put back is found next time.
+    ///
+    /// # Errors
+    /// Each wrong thing has its own: [`Error::NoKeys`], [`Error::EmptyKeyring`], [`Error::OtherKeys`],
+    /// [`Error::OlderRecord`], [`Error::NotNoted`], [`Error::NoActiveKey`]; [`hsm::Error::Silent`] if the key that seals
+    /// is recorded and does not work; whatever keeps token or database from working.
+    pub fn check(&self) -> Result<(), Error> {
+        let identity = self.db().ready()?.identity;
+        let report = self.keyring().report()?;
+        let seen = self.db().keys_seen()?;
+        same_keys(&report, self.keyring().label(), &seen)?;
+        if report.keys.is_empty() {
+            return Err(Error::NoKeys(self.keyring().label().to_owned()));
+        }
+        if !report.databases.contains(&identity) {
+            return Err(Error::NotNoted);
+        }
+        if !report.keys.iter().any(|key| key.current) {
+            let active = |key: &&KeyReport| key.fact.state == State::Active;
+            return Err(match report.keys.iter().rev().find(active) {
+                Some(silent) => hsm::Error::Silent(silent.fact.kid).into(),
+                None => Error::NoActiveKey(self.keyring().label().to_owned()),
+            });
+        }
+        for key in report.keys.iter().filter(|key| !key.works) {
+            tracing::warn!(target: "hardwrap::keeper", kid = %key.fact.kid, "a recorded key does not work");
+        }
+        note(self.db(), &report, &seen)
+    }
+}
+
+/// Whether the record is that of the keyring which the database has seen, and no older one.
+pub(super) fn same_keys(report: &Report, keyring: &str, seen: &[KeySeen]) -> Result<(), Error> {
+    let recorded = |seen: &KeySeen| report.keys.iter().find(|key| key.fact.kid.to_string() == seen.kid);
+    let Some(newest) = seen.last() else { return Ok(()) };
+    let place = || (keyring.to_owned(), report.token.to_string());
+    if seen.iter().all(|seen| recorded(seen).is_none()) {
+        let ((keyring, token), kid) = (place(), newest.kid.clone());
+        return Err(if report.keys.is_empty() {
+            Error::EmptyKeyring { keyring, token, kid }
+        } else {
+            Error::OtherKeys { keyring, token, kid }
+        });
+    }
+    for seen in seen {
+        let now = recorded(seen).map(|key| key.fact.state);
+        // A state that this version does not know is above all that it does.
+        let older = now.is_none_or(|now| State::from_name(&seen.state).is_none_or(|was| now < was));
+        if older {
+            let (keyring, token) = place();
+            let now = now.map_or("not recorded", State::name);
+            return Err(Error::OlderRecord { keyring, token, kid: seen.kid.clone(), was: seen.state.clone(), now });
+        }
+    }
+    Ok(())
+}
+
+/// Notes in the database what the record says and the database has not seen yet.
+pub(super) fn note(db: &Db, report: &Report, seen: &[KeySeen]) -> Result<(), Error> {
+    let known = |kid: KeyId, state: State| {
+        let kid = kid.to_string();
+        seen.iter().any(|seen| seen.kid == kid && State::from_name(&seen.state) >= Some(state))
+    };
+    for KeyReport { fact, .. } in report.keys.iter().filter(|key| !known(key.fact.kid, key.fact.state)) {
+        match db.note_key(fact.kid, fact.route.alg(), fact.state.name()) {
+            // Who may only read still reads.
+            Err(store::Error::ReadOnly) => return Ok(()),
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
