@@ -15,6 +15,7 @@ mod facts;
 mod in_place;
 mod key;
 mod schema;
+mod sealed;
 mod sql;
 mod stored;
 mod url;
@@ -32,5 +33,6 @@ pub use facts::{ColumnFact, ColumnFacts, KeyFact, RowFact, TableFact, declared_c
 pub use in_place::SealedInPlace;
 pub use key::{Key, OddKey};
 pub use schema::{Applied, Identity, KeySeen, schema_sql};
+pub use sealed::{NotSealed, Sealed, SealedText};
 pub use stored::{BadRow, Stored, StoredText};
 pub use url::{BadUrl, DatabaseUrl};
