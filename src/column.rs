@@ -277,7 +277,7 @@ impl Column {
     pub const fn in_row(mut self, row: &'static str) -> Self {
         assert!(self.row.is_none(), "a column is bound to one row column");
         // an assignment would drop what was there, which no constant can
-        mem::forget(mem::replace(&mut self.row, Some(well_named_constant(row))));
+        mem::forget(self.row.replace(well_named_constant(row)));
         self
     }
 
