@@ -14,10 +14,12 @@ mod check;
 mod config;
 mod many;
 mod policy;
+mod status;
 
 pub use builder::Builder;
 pub use config::{Config, ConfigError, Ignore};
 pub use policy::{Duration, NotADuration, Policy};
+pub use status::{ColumnStatus, Status};
 
 use std::fmt;
 use std::sync::Arc;
