@@ -14,6 +14,7 @@ mod check;
 mod config;
 mod many;
 mod policy;
+mod sealed;
 mod status;
 
 pub use builder::Builder;
