@@ -7,6 +7,7 @@
 mod custody;
 mod error;
 mod floor;
+mod forks;
 mod keyring;
 mod keyset;
 mod module;
@@ -23,11 +24,11 @@ mod uses;
 pub use custody::{Probe, Verdict};
 pub use error::{Ckr, Error};
 pub use floor::Floor;
-pub use keyring::{KeyReport, Keyring, Made, Report, Settings};
-pub use keyset::Stranger;
+pub use keyring::{Cleaned, KeyReport, Keyring, Made, Report, Settings, Tidied};
+pub use keyset::{Health, Stranger};
 pub use pin::{PinError, PinSource};
 pub use record::{KeyFact, State};
-pub use route::{Choice, Route};
+pub use route::{Choice, Route, RouteTrial, Timing};
 pub use token::TokenInfo;
 pub use uri::{TokenUri, UriError};
 

@@ -33,7 +33,7 @@ use crate::secret::Plaintext;
 use crate::store::{self, ColumnFacts, DatabaseUrl, Db};
 
 /// Keys, register and database of one configuration, ready for sealing and opening. Cheap to clone, and for all
-/// threads. When the last clone drops, its sessions on the token are closed.
+/// threads. When the last clone drops, its sessions on the token are closed; [`Keeper::close`] does it for all.
 #[derive(Clone)]
 pub struct Keeper {
     parts: Arc<Parts>,
@@ -192,6 +192,13 @@ impl Keeper {
             }
         }
         Ok(place)
+    }
+
+    /// Closes the sessions on the token, for all clones, once the calls in progress have ended. Every later call that
+    /// needs a key is [`codec::Error::Unavailable`]. The module stays initialised: finalising it at exit crashes more
+    /// modules than it helps.
+    pub fn close(&self) {
+        self.keyring().close();
     }
 
     /// The keys.

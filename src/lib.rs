@@ -6,6 +6,7 @@ pub mod column;
 pub mod envelope;
 pub mod hsm;
 pub mod keeper;
+mod process;
 pub mod provider;
 pub mod secret;
 pub mod store;

@@ -101,6 +101,10 @@ pub enum Error {
     #[error(transparent)]
     Connecting(Arc<Error>),
 
+    /// The keyring was closed.
+    #[error("the keyring was closed")]
+    Closed,
+
     /// Another part of this process initialised the module, so only that part can re-initialise it.
     #[error("the module has to be re-initialised, and a host application owns it")]
     HostOwned,

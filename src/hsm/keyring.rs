@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cryptoki::error::RvError;
@@ -10,13 +11,18 @@ use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use jiff::Timestamp;
 
 use super::error::Recovery;
-use super::keyset::{Found, KeySet, Seen, making};
+use super::forks::forks;
+use super::keyset::{Found, KeySet, Leftover, Seen, key_id, making};
 use super::module::lock;
 use super::pool::{Lease, Pool};
 use super::record::{self, Canary, Record};
 use super::route::{Access, NO_RANDOM};
 use super::uses::Uses;
-use super::{Choice, Ckr, Error, KeyFact, PinSource, Probe, Route, State, Stranger, TokenInfo, TokenUri, custody};
+use super::{
+    Choice, Ckr, Error, Health, KeyFact, PinSource, Probe, Route, RouteTrial, State, Stranger, TokenInfo, TokenUri,
+    custody,
+};
+use crate::process::Own;
 use crate::provider::{Aad, Alg, KeyId, KeyProvider, MasterKey, ProviderError, WrappedDek, random};
 use crate::secret::Dek;
 
@@ -46,6 +52,13 @@ impl Settings {
 /// The master keys with one label on one token. Connects when it is first used, and again when it has to.
 pub struct Keyring {
     pub(super) pool: Pool,
+    memory: Own<Memory>,
+}
+
+/// What a process remembers for itself. A forked child starts with nothing: wraps that its parent reserved are the
+/// parent's.
+#[derive(Default)]
+struct Memory {
     uses: Uses,
     missed: Mutex<Missed>,
 }
@@ -88,8 +101,10 @@ pub struct Report {
 pub struct KeyReport {
     /// What the record says.
     pub fact: KeyFact,
-    /// Whether the key was found on the token, with the right attributes, and its canary unwrapped.
+    /// Whether the key was found on the token, alone, with the right attributes, and its canary unwrapped.
     pub works: bool,
+    /// How it is.
+    pub health: Health,
     /// Whether new values are sealed under it.
     pub current: bool,
     /// How many wraps are reserved, where the algorithm counts them.
@@ -102,7 +117,7 @@ impl Keyring {
     /// # Errors
     /// [`Error::Load`].
     pub fn new(settings: Settings) -> Result<Self, Error> {
-        Ok(Self { pool: Pool::new(settings)?, uses: Uses::default(), missed: Mutex::default() })
+        Ok(Self { pool: Pool::new(settings)?, memory: Own::new(forks, Memory::default()) })
     }
 
     /// The label of the keys.
@@ -113,6 +128,17 @@ impl Keyring {
     /// How many sessions are opened at most.
     pub fn sessions(&self) -> usize {
         self.pool.settings().sessions
+    }
+
+    /// Closes this process's sessions on the token, once the calls in progress have ended; it logs the process out
+    /// where nobody else in it has a session there. From then on every call is [`Error::Closed`]. The module stays
+    /// initialised: finalising it at exit crashes more modules than it helps.
+    pub fn close(&self) {
+        self.pool.close();
+    }
+
+    fn memory(&self) -> &Memory {
+        self.memory.get(|_| Memory::default())
     }
 
     /// Connects now, if that is not done: finds token and keys, and checks attributes and canaries.
@@ -134,7 +160,8 @@ impl Keyring {
             let current = keys.current().map(|key| key.id);
             let report = |fact: &KeyFact| KeyReport {
                 fact: fact.clone(),
-                works: keys.get(fact.kid).is_some_and(|found| !found.doubled),
+                works: keys.health(fact) == Health::Works,
+                health: keys.health(fact),
                 current: current == Some(fact.kid),
                 reserved: (fact.route.alg() == Alg::A256GcmKw).then(|| keys.record.reserved(fact.kid)),
             };
@@ -189,6 +216,37 @@ impl Keyring {
         })
     }
 
+    /// Tries each route on throw-away keys, as making a key does, and measures those that work. Leaves nothing on the
+    /// token.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering; that a route does not work is its outcome.
+    pub fn try_routes(&self) -> Result<Vec<RouteTrial>, Error> {
+        Route::ALL.into_iter().map(|route| self.pool.once(|lease| Ok(RouteTrial::of(lease.access(), route)))).collect()
+    }
+
+    /// Tidies up what a crash left under the label of keys in the making: a key that the record names gets the
+    /// keyring's label; one that nothing names, neither the record nor `named` (as the databases that use the keyring
+    /// know it), is destroyed. What is no private AES key is left: it is not ours.
+    ///
+    /// A key that `init` in another process is just making looks the same for the moment before it is recorded, so what
+    /// is to be destroyed must have been seen unrecorded twice, some seconds apart.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn clean(&self, named: impl Fn(KeyId) -> bool) -> Result<Vec<Cleaned>, Error> {
+        self.pool.refresh()?;
+        let before = self.pool.with(|lease| Ok(lease.keys().unrecorded()))?;
+        if !before.is_empty() {
+            thread::sleep(MAKING_TAKES);
+            self.pool.refresh()?;
+        }
+        self.pool.once(|lease| {
+            let found = &lease.keys().leftovers;
+            found.iter().map(|left| clean(lease, left, before.contains(&left.id), &named)).collect()
+        })
+    }
+
     /// Tries on `key` what must be refused: reading it, wrapping it out, copying it, making it extractable.
     ///
     /// # Errors
@@ -228,7 +286,7 @@ impl Keyring {
             return done;
         }
         {
-            let mut missed = lock(&self.missed);
+            let mut missed = lock(&self.memory().missed);
             if missed.since.is_none_or(|since| since.elapsed() >= FORGET_AFTER) {
                 *missed = Missed { since: Some(Instant::now()), absent: BTreeSet::new() };
             }
@@ -245,7 +303,7 @@ impl Keyring {
             Ok(done) => done,
             Err(Some(nothing_known)) => Err(unavailable(nothing_known)),
             Err(None) => {
-                lock(&self.missed).absent.insert(kid);
+                lock(&self.memory().missed).absent.insert(kid);
                 Err(ProviderError::UnknownKey(kid))
             }
         }
@@ -279,7 +337,7 @@ impl KeyProvider for Keyring {
                 return Err(Error::TwoKeys(key));
             }
             if found.route.alg() == Alg::A256GcmKw {
-                self.uses.take(lease, &self.pool.settings().keyring, key)?;
+                self.memory().uses.take(lease, &self.pool.settings().keyring, key)?;
             }
             found.route.wrap(lease.access(), found.handle, dek, aad).map(Ok)
         })?;
@@ -313,6 +371,57 @@ pub(super) fn unavailable(error: Error) -> ProviderError {
 fn active(lease: &Lease) -> Option<(KeyId, Route)> {
     let key = lease.keys().current()?;
     Some((key.id, lease.keys().get(key.id)?.route))
+}
+
+/// What became of a key that a crash had left in the making.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Cleaned {
+    /// Its id, in hex.
+    pub id: String,
+    /// What was done.
+    pub outcome: Tidied,
+}
+
+/// What [`Keyring::clean`] did with one key.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Tidied {
+    /// The record names it: it has the keyring's label now.
+    Relabelled,
+    /// Nothing named it: it is gone.
+    Destroyed,
+    /// It was left as it is, for this reason.
+    Left(&'static str),
+}
+
+fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> bool) -> Result<Cleaned, Error> {
+    let Access { session, .. } = lease.access();
+    let seen = Seen::read(session, left.handle)?;
+    let id = hex::encode(&left.id);
+    let outcome = match (seen.is_private_aes(), left.recorded, key_id(&left.id)) {
+        (false, ..) => Tidied::Left("it is no private AES key, so hardwrap did not make it"),
+        (true, Some(kid), _) => {
+            let fact = lease.keys().record.keys.get(&kid).ok_or(Error::JustMissed(kid))?;
+            match seen.untrusted() {
+                _ if lease.keys().get(kid).is_some() => Tidied::Left("another key has its id and the keyring's label"),
+                Some(_) => Tidied::Left("the record names it, and its attributes are not those of a master key"),
+                None if fact.canary.sings(lease.access(), left.handle, fact)? => {
+                    let label = Attribute::Label(lease.keyring().as_bytes().to_vec());
+                    session.update_attributes(left.handle, &[label])?;
+                    Tidied::Relabelled
+                }
+                None => Tidied::Left("the record names it, and its canary does not unwrap"),
+            }
+        }
+        (true, None, Some(kid)) if named(kid) => {
+            Tidied::Left("a database names it: it is not in the record, and no key is destroyed that a value may need")
+        }
+        (true, None, _) if !twice => Tidied::Left("it was made a moment ago: another `init` may be at work"),
+        (true, None, _) => {
+            session.destroy_object(left.handle)?;
+            Tidied::Destroyed
+        }
+    };
+    Ok(Cleaned { id, outcome })
 }
 
 /// Relabels a key that is recorded as active and still lies under the label of keys in the making.
@@ -432,6 +541,8 @@ fn generate(access: Access<'_>, label: &str, kid: KeyId, route: Route) -> Result
     }
 }
 
+/// `init` records a key within milliseconds of making it; a slow token within this time.
+const MAKING_TAKES: Duration = Duration::from_secs(3);
 /// An id that is not known makes the keyring be read again: once for each id in this time, ...
 const FORGET_AFTER: Duration = Duration::from_secs(1);
 /// ... and for no more ids than this.

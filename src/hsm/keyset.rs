@@ -1,6 +1,6 @@
 //! The keys of a keyring as one connection found them: which count, which do not, and why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::Session;
@@ -19,6 +19,8 @@ use crate::secret::Dek;
 pub(super) struct KeySet {
     pub(super) record: Record,
     usable: BTreeMap<KeyId, Found>,
+    /// What is wrong with private objects that have the id of a recorded key.
+    unusable: BTreeMap<KeyId, Health>,
     /// How many objects with the attributes of a master key have the id of a recorded one. What anyone can plant is
     /// not counted.
     twins: BTreeMap<KeyId, u32>,
@@ -45,6 +47,25 @@ pub struct Stranger {
     pub id: String,
     /// Why it does not count.
     pub why: String,
+    /// Whether only someone with the PIN can have put it there.
+    pub private: bool,
+}
+
+/// How a recorded key is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Health {
+    /// It is there, has the attributes it must have, and its canary unwraps.
+    Works,
+    /// Another key on the token has the same id: it opens, and nothing is sealed.
+    Doubled,
+    /// It is not on the token.
+    Missing,
+    /// It is there, and its canary does not unwrap to what the record says: it is another key.
+    CanaryFails,
+    /// It is there, and is what a master key must not be.
+    WrongAttributes(&'static str),
+    /// It was destroyed, and is not there any more.
+    Gone,
 }
 
 /// A key that a crash left under the label of keys in the making.
@@ -62,6 +83,7 @@ impl KeySet {
         let mut set = Self {
             record,
             usable: BTreeMap::new(),
+            unusable: BTreeMap::new(),
             twins: BTreeMap::new(),
             generation: 0,
             strangers: Vec::new(),
@@ -83,9 +105,13 @@ impl KeySet {
     fn add(&mut self, access: Access<'_>, handle: ObjectHandle) -> Result<(), Error> {
         let seen = Seen::read(access.session, handle)?;
         self.note_generation(&seen);
-        let stranger = |why: &str| Stranger { id: hex::encode(&seen.id), why: why.to_owned() };
+        let stranger = |why: &str| Stranger { id: hex::encode(&seen.id), why: why.to_owned(), private: seen.private };
         if let Some(why) = seen.untrusted() {
             self.strangers.push(stranger(&format!("it is {why}")));
+            // What is public anyone can plant: it says nothing of the key.
+            if let Some(kid) = key_id(&seen.id).filter(|_| seen.private) {
+                self.unusable.insert(kid, Health::WrongAttributes(why));
+            }
             return Ok(());
         }
         let Some(fact) = key_id(&seen.id).and_then(|kid| self.record.keys.get(&kid)) else {
@@ -102,10 +128,17 @@ impl KeySet {
         // A retired key may not unwrap; its canary is asked again when it is brought back.
         if fact.state < State::Retired && !fact.canary.sings(access, handle, fact)? {
             self.strangers.push(stranger("its canary did not unwrap to what the record says"));
+            self.unusable.insert(kid, Health::CanaryFails);
             return Ok(());
         }
         self.usable.insert(kid, Found { handle, route: fact.route, state: fact.state, doubled });
         Ok(())
+    }
+
+    /// The ids of keys in the making that the record does not name.
+    pub(super) fn unrecorded(&self) -> BTreeSet<Vec<u8>> {
+        let unrecorded = self.leftovers.iter().filter(|left| left.recorded.is_none());
+        unrecorded.map(|left| left.id.clone()).collect()
     }
 
     /// Whether no key counts.
@@ -116,6 +149,17 @@ impl KeySet {
     /// The key of this id, if it counts.
     pub(super) fn get(&self, kid: KeyId) -> Option<Found> {
         self.usable.get(&kid).copied()
+    }
+
+    /// How a recorded key is.
+    pub(super) fn health(&self, fact: &KeyFact) -> Health {
+        match (self.usable.get(&fact.kid), self.unusable.get(&fact.kid)) {
+            (Some(found), _) if found.doubled => Health::Doubled,
+            (Some(_), _) => Health::Works,
+            (None, Some(health)) => *health,
+            (None, None) if fact.state == State::Destroyed => Health::Gone,
+            (None, None) => Health::Missing,
+        }
     }
 
     /// The key that seals: of the active ones the one made last.
@@ -207,7 +251,7 @@ pub(super) fn making(keyring: &str) -> String {
     format!("{keyring}.new")
 }
 
-fn key_id(bytes: &[u8]) -> Option<KeyId> {
+pub(super) fn key_id(bytes: &[u8]) -> Option<KeyId> {
     <[u8; 8]>::try_from(bytes).ok().map(KeyId::from)
 }
 
@@ -254,6 +298,11 @@ impl Seen {
             }
         }
         Ok(seen)
+    }
+
+    /// Whether only someone with the PIN can have made it, and it is of the kind we make.
+    pub(super) fn is_private_aes(&self) -> bool {
+        self.private && self.aes
     }
 
     /// Why a key with these attributes cannot be a master key.

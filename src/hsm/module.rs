@@ -5,15 +5,17 @@ use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::error::{Error as CryptokiError, RvError};
 
+use super::forks::forks;
 use super::pin::PinGuard;
 use super::raw::Functions;
 use super::token::TokenInfo;
 use super::{Ckr, Error};
+use crate::process::Own;
 
 /// One loaded module. `C_Initialize` and `C_Finalize` are process-wide, so there is one of these for each file,
 /// leaked on purpose: unloading or finalising at exit crashes more modules than it helps.
@@ -27,6 +29,9 @@ pub(super) struct Module {
     initialised: Mutex<bool>,
     /// False where a host application had initialised the module before us.
     owned: AtomicBool,
+    /// In a forked child: whether the parent owned the module. Some modules do not notice the fork and call themselves
+    /// initialised; that copy is then ours.
+    inherited: bool,
     /// Counts initialisations: a handle of an earlier one may by now name something else.
     epoch: AtomicU64,
     /// Session objects made since the last initialisation: SoftHSM2 keeps about 240 bytes of each until `C_Finalize`.
@@ -37,14 +42,15 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// The module at `path`, loaded if it is not yet. `arguments` go to `C_Initialize` as `pReserved`, which NSS
-    /// needs.
-    pub(super) fn load(path: &Path, arguments: Option<&str>) -> Result<&'static Self, Error> {
+    /// The module at `path`, loaded if it is not yet, for [`Module::here`]. `arguments` go to `C_Initialize` as
+    /// `pReserved`, which NSS needs.
+    pub(super) fn load(path: &Path, arguments: Option<&str>) -> Result<&'static Own<Self>, Error> {
         let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let mut modules = lock(&MODULES);
-        if let Some(module) = modules.iter().find(|module| module.path == canonical) {
-            return match &module.arguments {
-                kept if kept.as_deref().map(CStr::to_bytes) == arguments.map(str::as_bytes) => Ok(module),
+        let mut modules =
+            lock(MODULES.get(|parents| Mutex::new(try_lock(parents).map(|all| all.clone()).unwrap_or_default())));
+        if let Some(loaded) = modules.iter().find(|loaded| Self::here(loaded).path == canonical) {
+            return match &Self::here(loaded).arguments {
+                kept if kept.as_deref().map(CStr::to_bytes) == arguments.map(str::as_bytes) => Ok(loaded),
                 _ => Err(Error::Arguments(path.to_owned())),
             };
         }
@@ -53,21 +59,50 @@ impl Module {
         let functions = Functions::load(&canonical).map_err(load)?;
         let arguments =
             arguments.map(CString::new).transpose().map_err(|_| Error::Answer("init arguments hold a NUL"))?;
-        let module: &'static Self = Box::leak(Box::new(Self {
-            path: canonical,
-            pkcs11,
-            functions,
-            arguments,
+        let module: &'static Own<Self> = Box::leak(Box::new(Own::new(
+            forks,
+            Self {
+                path: canonical,
+                pkcs11,
+                functions,
+                arguments,
+                gate: RwLock::new(()),
+                initialised: Mutex::new(false),
+                owned: AtomicBool::new(false),
+                inherited: false,
+                epoch: AtomicU64::new(0),
+                objects: AtomicU64::new(0),
+                wants_value_length: AtomicBool::new(false),
+                pins: Mutex::default(),
+            },
+        )));
+        modules.push(module);
+        Ok(module)
+    }
+
+    /// The module as this process has it: a forked child initialises it anew, with the same arguments.
+    pub(super) fn here(loaded: &'static Own<Self>) -> &'static Self {
+        loaded.get(Self::inherit)
+    }
+
+    fn inherit(parent: &Self) -> Self {
+        // A PIN that the parent saw refused is not tried again; one that it was just trying is nobody's knowledge.
+        let mut pins = try_lock(&parent.pins).map(|pins| pins.clone()).unwrap_or_default();
+        pins.retain(|_, guard| try_lock(guard).is_some());
+        Self {
+            path: parent.path.clone(),
+            pkcs11: parent.pkcs11.clone(),
+            functions: parent.functions.clone(),
+            arguments: parent.arguments.clone(),
             gate: RwLock::new(()),
             initialised: Mutex::new(false),
             owned: AtomicBool::new(false),
-            epoch: AtomicU64::new(0),
+            inherited: parent.inherited || parent.owned.load(Ordering::Acquire),
+            epoch: AtomicU64::new(parent.epoch()),
             objects: AtomicU64::new(0),
-            wants_value_length: AtomicBool::new(false),
-            pins: Mutex::default(),
-        }));
-        modules.push(module);
-        Ok(module)
+            wants_value_length: AtomicBool::new(parent.wants_value_length()),
+            pins: Mutex::new(pins),
+        }
     }
 
     /// Initialises the module if that is not done, and keeps it initialised while the guard lives.
@@ -162,7 +197,7 @@ impl Module {
         };
         let owned = match self.pkcs11.initialize(arguments) {
             Ok(()) => true,
-            Err(CryptokiError::Pkcs11(RvError::CryptokiAlreadyInitialized, _)) => false,
+            Err(CryptokiError::Pkcs11(RvError::CryptokiAlreadyInitialized, _)) => self.inherited,
             Err(CryptokiError::Pkcs11(ckr, function)) => return Err(Error::Call { function, ckr: Ckr(ckr) }),
             Err(error) => return Err(Error::Load(self.path.clone(), error)),
         };
@@ -178,7 +213,16 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-static MODULES: Mutex<Vec<&'static Module>> = Mutex::new(Vec::new());
+/// Locks if nobody has it.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+static MODULES: Own<Mutex<Vec<&'static Own<Module>>>> = Own::of(forks, 0, Mutex::new(Vec::new()));
 
 /// 16,384 objects are 4 MB in SoftHSM 2.6.1, and 0.7 s of wrapping by route 3; re-initialising takes a few ms.
 const OBJECTS_AT_MOST: u64 = 16_384;

@@ -13,6 +13,7 @@ use cryptoki::slot::Slot;
 use cryptoki::types::AuthPin;
 
 use super::error::Recovery;
+use super::forks::forks;
 use super::keyset::KeySet;
 use super::module::{Module, lock};
 use super::raw::without_signals;
@@ -20,10 +21,17 @@ use super::route::Access;
 use super::token::{self, TokenInfo};
 use super::turn::Turn;
 use super::{Ckr, Error, PinError, Settings};
+use crate::process::Own;
 
 /// The sessions of one process on one token.
 pub(super) struct Pool {
     settings: Settings,
+    loaded: &'static Own<Module>,
+    here: Own<Here>,
+}
+
+/// What each process has for itself: a forked child connects anew, and leaves its parent's sessions alone.
+struct Here {
     module: &'static Module,
     state: Mutex<Connecting>,
 }
@@ -31,6 +39,7 @@ pub(super) struct Pool {
 /// What connecting knows. Whoever holds the lock is the only one who connects.
 #[derive(Default)]
 struct Connecting {
+    closed: bool,
     connection: Option<Arc<Connection>>,
     generation: u64,
     failed: Option<(Instant, Arc<Error>)>,
@@ -111,8 +120,29 @@ impl Drop for Lease {
 impl Pool {
     /// A pool that connects when it is first used.
     pub(super) fn new(settings: Settings) -> Result<Self, Error> {
-        let module = Module::load(&settings.uri.module, settings.module_arguments.as_deref())?;
-        Ok(Self { settings, module, state: Mutex::default() })
+        let loaded = Module::load(&settings.uri.module, settings.module_arguments.as_deref())?;
+        let here = Own::new(forks, Here { module: Module::here(loaded), state: Mutex::default() });
+        Ok(Self { settings, loaded, here })
+    }
+
+    fn here(&self) -> &Here {
+        self.here.get(|parent| Here {
+            module: Module::here(self.loaded),
+            state: Mutex::new(Connecting { closed: parent.closed(), ..Connecting::default() }),
+        })
+    }
+
+    /// Closes the sessions, once those on loan have come back, and lends none any more. Does not wait for ever: what is
+    /// still out after ten seconds is closed when it comes back.
+    pub(super) fn close(&self) {
+        let connection = {
+            let mut state = lock(&self.here().state);
+            state.closed = true;
+            state.connection.take()
+        };
+        if let Some(connection) = connection {
+            connection.wait_for_all();
+        }
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -135,9 +165,10 @@ impl Pool {
     /// Lends what the connection found, for what asks the token nothing: where there is a connection, that takes no
     /// session.
     pub(super) fn with_keys<T>(&self, work: impl Fn(&KeySet) -> T) -> Result<T, Error> {
-        let connection = lock(&self.state).connection.clone();
+        let here = self.here();
+        let connection = lock(&here.state).connection.clone();
         match connection {
-            Some(connection) if connection.epoch == self.module.epoch() => {
+            Some(connection) if connection.epoch == here.module.epoch() => {
                 let keys = Arc::clone(&lock(&connection.keys));
                 Ok(work(&keys))
             }
@@ -167,22 +198,23 @@ impl Pool {
     }
 
     fn lease(&self) -> Result<Lease, (Error, u64)> {
+        let here = self.here();
         for _ in 0..TRIES {
             let current = {
-                let state = lock(&self.state);
+                let state = lock(&here.state);
                 state.connection.clone().ok_or(state.generation)
             };
             match current {
                 Err(generation) => self.recover(Recovery::Reopen, generation).map_err(|error| (error, generation))?,
-                Ok(connection) if self.module.is_bloated() => {
+                Ok(connection) if here.module.is_bloated() => {
                     let generation = connection.generation;
                     drop(connection);
                     self.recover(Recovery::Reload, generation).map_err(|error| (error, generation))?;
                 }
                 Ok(connection) => {
                     let generation = connection.generation;
-                    let inside = self.module.enter().map_err(|error| (error, generation))?;
-                    if connection.epoch == self.module.epoch() {
+                    let inside = here.module.enter().map_err(|error| (error, generation))?;
+                    if connection.epoch == here.module.epoch() {
                         let session = connection.take().map_err(|error| (error, generation))?;
                         let keys = Arc::clone(&lock(&connection.keys));
                         return Ok(Lease { session: Some(session), spoilt: false, keys, _inside: inside, connection });
@@ -197,7 +229,11 @@ impl Pool {
 
     /// Connects anew, once for all who saw `generation` fail, and not more than once a second while it fails.
     fn recover(&self, step: Recovery, generation: u64) -> Result<(), Error> {
-        let mut state = lock(&self.state);
+        let Here { module, state } = self.here();
+        let mut state = lock(state);
+        if state.closed {
+            return Err(Error::Closed);
+        }
         if state.generation != generation && state.connection.is_some() {
             return Ok(());
         }
@@ -209,12 +245,12 @@ impl Pool {
         let mut dead = state.connection.take();
         let had_keys = dead.as_ref().is_some_and(|dead| !lock(&dead.keys).is_empty());
         // A bloated module is re-initialised whenever it asks, a broken one not more than once a second.
-        let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER) && !self.module.is_bloated();
+        let too_soon = state.reloaded.is_some_and(|when| when.elapsed() < RETRY_AFTER) && !module.is_bloated();
         let absent = state.failed.as_ref().is_some_and(|(_, why)| why.may_be_absence());
         let mut reload = matches!(step, Recovery::Reload | Recovery::Judge) || absent;
         // A process that starts may meet another one's login, in which SoftHSM2 rewrites the token's file: look again.
         let tries = if state.generation == 0 { FIRST_TRIES } else { 2 };
-        let _turn = Turn::take(self.module.path());
+        let _turn = Turn::take(module.path());
         let mut outcome = Err(Error::HostOwned);
         for attempt in 0..tries {
             if reload && !too_soon {
@@ -222,7 +258,7 @@ impl Pool {
                 dead = None;
                 state.reloaded = Some(Instant::now());
                 thread::sleep(PAUSE * attempt);
-                match self.module.reload(self.module.epoch()) {
+                match module.reload(module.epoch()) {
                     Ok(()) | Err(Error::HostOwned) => {}
                     Err(error) => {
                         outcome = Err(error);
@@ -231,10 +267,10 @@ impl Pool {
                 }
             }
             // The dead connection keeps the login alive until the new one stands, where the token has a second session.
-            outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
+            outcome = Connection::establish(module, &self.settings, state.generation + 1);
             if dead.is_some() && outcome.as_ref().is_err_and(Error::wants_a_session) {
                 dead = None;
-                outcome = Connection::establish(self.module, &self.settings, state.generation + 1);
+                outcome = Connection::establish(module, &self.settings, state.generation + 1);
             }
             let look_again = match &outcome {
                 Ok(found) => had_keys && lock(&found.keys).is_empty() && !reload,
@@ -258,6 +294,13 @@ impl Pool {
                 Err(Error::Connecting(error))
             }
         }
+    }
+}
+
+impl Here {
+    /// Asked by a child of its parent, in which another thread may have held the lock.
+    fn closed(&self) -> bool {
+        self.state.try_lock().is_ok_and(|state| state.closed)
     }
 }
 
@@ -288,6 +331,18 @@ impl Connection {
             sessions: Mutex::new(sessions),
             returned: Condvar::new(),
         })
+    }
+
+    /// Waits until every session has come back, ten seconds at most.
+    fn wait_for_all(&self) {
+        let began = Instant::now();
+        let mut sessions = lock(&self.sessions);
+        sessions.waiting += 1;
+        while sessions.idle.len() < sessions.open {
+            let Some(left) = PATIENCE.checked_sub(began.elapsed()) else { break };
+            sessions = self.returned.wait_timeout(sessions, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        sessions.waiting -= 1;
     }
 
     /// An idle session, a new one, or, at the token's limit, the next that comes back.
@@ -416,6 +471,8 @@ fn login(
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often a process that starts looks for its token, with pauses that grow by [`PAUSE`]: 0.4 s in all.
 const FIRST_TRIES: u32 = 8;
+/// How long closing waits for sessions on loan.
+const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(15);
 /// How often a lease may find that the module was re-initialised in between.
 const TRIES: usize = 8;

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "PKCS#11 is a C interface: every call takes pointers")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use cryptoki::context::Function;
 use cryptoki::error::{Error as CryptokiError, Rv};
@@ -22,8 +23,9 @@ use super::Error;
 use crate::provider::Aad;
 
 /// A module's PKCS#11 2.40 function list, and the library that keeps it valid.
+#[derive(Clone)]
 pub(super) struct Functions {
-    _library: Pkcs11,
+    _library: Arc<Pkcs11>,
     list: CK_FUNCTION_LIST,
 }
 
@@ -48,7 +50,7 @@ impl Functions {
         }
         // SAFETY: not null, and static in the library, which this struct keeps.
         let list = unsafe { *list };
-        Ok(Self { _library: library, list })
+        Ok(Self { _library: Arc::new(library), list })
     }
 
     /// `C_GetTokenInfo`, unread: cryptoki 0.12 fails on a clock field that is no date (openCryptoki).

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use cryptoki::error::RvError;
 use cryptoki::mechanism::{Mechanism, MechanismType};
@@ -172,6 +173,28 @@ impl Route {
         })
     }
 
+    /// Times wraps and unwraps under a throw-away key, for a quarter of a second at most.
+    fn measure(self, access: Access<'_>) -> Result<Timing, Error> {
+        with_throw_away(self.usage(), access, |key| {
+            let dek = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer(NO_RANDOM)))?;
+            let aad = Aad::new(b"hw1-trial\0".to_vec());
+            let (mut wraps, mut unwraps) = (Vec::new(), Vec::new());
+            let began = Instant::now();
+            while wraps.is_empty() || wraps.len() < TIMES && began.elapsed() < MEASURED_AT_MOST {
+                let start = Instant::now();
+                let wrapped = self.wrap(access, key, &dek, &aad)?;
+                wraps.push(start.elapsed());
+                let start = Instant::now();
+                let unwrapped = self.unwrap(access, key, &wrapped, &aad)?;
+                unwraps.push(start.elapsed());
+                if !unwrapped.is_ok_and(|again| again.expose() == dek.expose()) {
+                    return Err(Error::Answer("unwrapping gave another DEK"));
+                }
+            }
+            Ok(Timing { wrap: median(wraps), unwrap: median(unwraps) })
+        })
+    }
+
     fn works_with(self, access: Access<'_>, [key, other]: [ObjectHandle; 2]) -> Result<(), Error> {
         let dek = Dek::init(|bytes| random(bytes).map_err(|_| Error::Answer(NO_RANDOM)))?;
         let aad = Aad::new(b"hw1-trial\0".to_vec());
@@ -198,6 +221,31 @@ impl Route {
             }
         }
         Ok(())
+    }
+}
+
+/// How a route did on throw-away keys.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RouteTrial {
+    /// The route.
+    pub route: Route,
+    /// How long it takes, or why it does not work here.
+    pub outcome: Result<Timing, String>,
+}
+
+/// What one wrap and one unwrap take on a token: medians.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Timing {
+    /// Wrapping a DEK.
+    pub wrap: Duration,
+    /// Unwrapping it.
+    pub unwrap: Duration,
+}
+
+impl RouteTrial {
+    pub(super) fn of(access: Access<'_>, route: Route) -> Self {
+        let outcome = route.works(access).and_then(|()| route.measure(access)).map_err(|error| error.to_string());
+        Self { route, outcome }
     }
 }
 
@@ -289,6 +337,14 @@ pub(super) fn with_throw_away<T>(
     destroyed?;
     Ok(done)
 }
+
+fn median(mut all: Vec<Duration>) -> Duration {
+    all.sort_unstable();
+    all[all.len() / 2]
+}
+
+const TIMES: usize = 200;
+const MEASURED_AT_MOST: Duration = Duration::from_millis(250);
 
 /// Why nothing can be drawn.
 pub(super) const NO_RANDOM: &str = "the operating system gave no random bytes";

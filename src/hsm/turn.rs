@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 /// The turn to connect through one module; it ends when this drops.
 pub(super) struct Turn {
-    _file: Option<File>,
+    file: Option<File>,
 }
 
 impl Turn {
@@ -29,7 +29,16 @@ impl Turn {
                 }
             }
         });
-        Self { _file: file }
+        Self { file }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Closing would not do: a child forked meanwhile has the file open too.
+        if let Some(file) = &self.file {
+            let _ = file.unlock();
+        }
     }
 }
 

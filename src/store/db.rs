@@ -3,7 +3,8 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process;
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,11 +15,13 @@ use diesel::sql_types::{BigInt, Text};
 use super::error::CANNOT_OPEN;
 use super::sql::{self, Query};
 use super::{DatabaseUrl, Error, schema};
+use crate::process::Own;
 
 /// One database. Its methods take `&self` and wait for each other; share it by reference or in an `Arc`.
 pub struct Db {
     url: DatabaseUrl,
-    connection: Mutex<SqliteConnection>,
+    /// None in a forked child until it connects itself: SQLite forbids to carry a connection over a fork.
+    connection: Own<Mutex<Option<SqliteConnection>>>,
     /// Whether the connection stands inside the transaction of [`Db::exclusively`].
     held: bool,
 }
@@ -73,15 +76,16 @@ impl Db {
         connection.batch_execute(sql::TRY_WRITING).map_err(Error::from)?;
         let inside = Self::on(&self.url, connection, true);
         let result = work(&inside);
-        let mut connection = inside.connection.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = inside.lock()?;
+        let connection = connection.as_mut().expect("it was connected");
         match result {
             Ok(value) => {
-                AnsiTransactionManager::commit_transaction(&mut connection).map_err(Error::from)?;
+                AnsiTransactionManager::commit_transaction(connection).map_err(Error::from)?;
                 Ok(value)
             }
             Err(error) => {
                 // Closing the connection rolls back as well, so a failure here changes nothing.
-                let _ = AnsiTransactionManager::rollback_transaction(&mut connection);
+                let _ = AnsiTransactionManager::rollback_transaction(connection);
                 Err(error)
             }
         }
@@ -110,13 +114,16 @@ impl Db {
         &self,
         work: impl FnOnce(&mut SqliteConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        work(&mut self.lock())
+        self.with(work)
     }
 
     /// Runs one write transaction: all of `work`, or nothing.
     pub(super) fn write<T>(&self, work: impl FnOnce(&mut SqliteConnection) -> Result<T, Error>) -> Result<T, Error> {
-        let mut connection = self.lock();
-        if self.held { connection.transaction(work) } else { connection.immediate_transaction(work) }
+        self.with(
+            |connection| {
+                if self.held { connection.transaction(work) } else { connection.immediate_transaction(work) }
+            },
+        )
     }
 
     /// Gives the database a write-ahead log, if it has none yet and the connection stands in no transaction. Fails
@@ -132,20 +139,37 @@ impl Db {
     }
 
     fn on(url: &DatabaseUrl, connection: SqliteConnection, held: bool) -> Self {
-        Self { url: url.clone(), connection: Mutex::new(connection), held }
+        let connection = Own::new(|| process::id().into(), Mutex::new(Some(connection)));
+        Self { url: url.clone(), connection, held }
     }
 
-    fn lock(&self) -> MutexGuard<'_, SqliteConnection> {
-        self.connection.lock().unwrap_or_else(|poisoned| {
+    fn with<T>(&self, work: impl FnOnce(&mut SqliteConnection) -> Result<T, Error>) -> Result<T, Error> {
+        let mut connection = self.lock()?;
+        work(connection.as_mut().expect("it was connected"))
+    }
+
+    /// The connection, made anew in a forked child.
+    fn lock(&self) -> Result<MutexGuard<'_, Option<SqliteConnection>>, Error> {
+        let own = self.connection.get(|_| Mutex::new(None));
+        let mut guard = own.lock().unwrap_or_else(|poisoned| {
             // A thread died in the middle of its work, which nobody can finish now. The lock of `exclusively` is not
             // ours to give back: its owner ends that transaction.
-            let mut connection = poisoned.into_inner();
-            if !self.held {
-                let _ = AnsiTransactionManager::rollback_transaction(&mut *connection);
+            let mut guard = poisoned.into_inner();
+            if let (false, Some(connection)) = (self.held, guard.as_mut()) {
+                let _ = AnsiTransactionManager::rollback_transaction(connection);
             }
-            self.connection.clear_poison();
-            connection
-        })
+            own.clear_poison();
+            guard
+        });
+        if guard.is_none() {
+            if self.held {
+                return Err(Error::Unavailable(
+                    "the transaction belongs to the process this one was forked from".into(),
+                ));
+            }
+            *guard = Some(connection(&self.url, "rw")?);
+        }
+        Ok(guard)
     }
 }
 
