@@ -46,7 +46,7 @@ macro_rules! stored_as_text {
 stored_as_text!(Sqlite);
 
 /// A value of the column `C` as it stands in the database: sealed, or empty, or in clear where the column accepts that.
-/// Reading rows asks no key; `open` does. It is wiped on drop and never printed.
+/// Reading rows asks no key; [`Sealed::open`] does. It is wiped on drop and never printed.
 ///
 /// ```
 /// use diesel::prelude::*;
@@ -88,9 +88,16 @@ stored_as_text!(Sqlite);
 /// }
 ///
 /// # fn main() {}
-/// # fn read(connection: &mut SqliteConnection) -> QueryResult<Vec<Customer>> {
+/// # fn work(keeper: &hardwrap::keeper::Keeper, connection: &mut SqliteConnection) -> Result<(), Box<dyn std::error::Error>> {
+/// let new = Customer { id: 7, iban: Sealed::seal(keeper, 7, b"DE02120300000000202051")?, note: None };
+/// diesel::insert_into(customer::table).values(new).execute(connection)?;
+///
 /// // Loads every row, and opens none.
-/// customer::table.filter(customer::note.is_not_null()).select(Customer::as_select()).load(connection)
+/// let rows = customer::table.filter(customer::note.is_null()).select(Customer::as_select()).load(connection)?;
+/// for row in rows {
+///     let iban = row.iban.open(keeper, row.id)?;
+/// }
+/// # Ok(())
 /// # }
 /// ```
 ///
