@@ -44,6 +44,7 @@
 //! | `no-kw` | answers `CKR_MECHANISM_INVALID` to `CKM_AES_KEY_WRAP`; its mechanism list is as before |
 //! | `no-gcm` | the same for `CKM_AES_GCM` |
 //! | `kw-encrypt` | takes `CKM_AES_KEY_WRAP` in `C_Encrypt` and `C_Decrypt`, as NSS, kryoptic and Luna do; see below |
+//! | `notices-forks` | as openCryptoki does: in a forked child everything is `CKR_CRYPTOKI_NOT_INITIALIZED` until it calls `C_Initialize` itself, and then the sessions of its parent are no more |
 //! | `log PATH` | appends a line `C_Login 0xa0` to `PATH` for every call, or `C_Login kill` for one that was killed |
 //!
 //! # `kw-encrypt`
@@ -69,6 +70,7 @@ use std::fmt::Display;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{env, mem, process, ptr, slice, thread};
@@ -212,6 +214,8 @@ fn call(function: &'static str, forward: impl FnOnce(&Faults) -> CK_RV) -> CK_RV
         die();
     }
     let before = acts.iter().find_map(|act| if let Act::Answer(rv) = act { Some(*rv) } else { None });
+    let stranger = faults.notices_forks && function != "C_Initialize" && !is_initialised_here();
+    let before = before.or(stranger.then_some(CKR_CRYPTOKI_NOT_INITIALIZED));
     let done = before.unwrap_or_else(|| forward(&faults));
     let after = acts.iter().find_map(|act| if let Act::AnswerAfter(rv) = act { Some(*rv) } else { None });
     let answer = before.or(after).unwrap_or(done);
@@ -222,14 +226,27 @@ fn call(function: &'static str, forward: impl FnOnce(&Faults) -> CK_RV) -> CK_RV
     answer
 }
 
-fn initialize(_: &Faults, arguments: *mut c_void) -> CK_RV {
+fn initialize(faults: &Faults, arguments: *mut c_void) -> CK_RV {
+    if faults.notices_forks && !is_initialised_here() {
+        // what the parent had made
+        forward!(C_Finalize(ptr::null_mut()));
+    }
     let rv = forward!(C_Initialize(arguments));
     if rv == CKR_OK {
+        INITIALISED_IN.store(process::id(), Ordering::Release);
         // a forked child starts with the table of its parent
         *lock(&SESSIONS) = Sessions::default();
     }
     rv
 }
+
+/// Whether this process called `C_Initialize`, or none has.
+fn is_initialised_here() -> bool {
+    [0, process::id()].contains(&INITIALISED_IN.load(Ordering::Acquire))
+}
+
+/// The process that called `C_Initialize` last, 0 if none has.
+static INITIALISED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn finalize(_: &Faults, reserved: *mut c_void) -> CK_RV {
     let rv = forward!(C_Finalize(reserved));
@@ -739,6 +756,7 @@ struct Faults {
     clock_garbage: bool,
     pin_flags: CK_FLAGS,
     no_data_objects: bool,
+    notices_forks: bool,
     no_kw: bool,
     no_gcm: bool,
     kw_encrypt: bool,
@@ -784,6 +802,7 @@ impl Faults {
             }
             ["token-info-clock-garbage"] => self.clock_garbage = true,
             ["no-data-objects"] => self.no_data_objects = true,
+            ["notices-forks"] => self.notices_forks = true,
             ["no-kw"] => self.no_kw = true,
             ["no-gcm"] => self.no_gcm = true,
             ["kw-encrypt"] => self.kw_encrypt = true,

@@ -461,3 +461,35 @@ fn sixteen_threads_that_start_at_once_log_in_once() {
         assert!(calls.matches("C_OpenSession ").count() <= 8, "the pool is bounded");
     });
 }
+
+#[test]
+fn closing_waits_for_calls_in_progress_and_closes_every_session() {
+    SoftHsm::faulty("closing_waits_for_calls_in_progress_and_closes_every_session", |site| {
+        let log = site.dir().join("log");
+        site.set_faults(&format!("log {}", log.display()));
+        let keyring = ready(site, "auto");
+        site.set_faults(&format!("C_Encrypt * sleep 300\nlog {}", log.display()));
+        let key = keyring.current().unwrap().id;
+        thread::scope(|threads| {
+            let calls: Vec<_> = (0..3).map(|_| threads.spawn(|| keyring.wrap(key, &dek(), &aad()))).collect();
+            thread::sleep(Duration::from_millis(100));
+            keyring.close();
+            for call in calls {
+                call.join().unwrap().expect("it was in progress");
+            }
+        });
+        let said = fs::read_to_string(&log).unwrap();
+        let count = |call: &str| said.lines().filter(|line| *line == format!("{call} 0x0")).count();
+        assert!(count("C_OpenSession") >= 3, "{said}");
+        assert_eq!(count("C_OpenSession"), count("C_CloseSession"), "{said}");
+        assert_eq!(count("C_Finalize"), 0);
+        // Again, and for everything else.
+        keyring.close();
+        for error in [keyring.wrap(key, &dek(), &aad()).unwrap_err(), keyring.current().unwrap_err()] {
+            let ProviderError::Unavailable(source) = error else { panic!("{error}") };
+            assert!(matches!(source.downcast_ref(), Some(Error::Closed)), "{source}");
+        }
+        assert!(matches!(keyring.report(), Err(Error::Closed)));
+        assert_eq!(said, fs::read_to_string(&log).unwrap(), "nothing was asked of the token any more");
+    });
+}

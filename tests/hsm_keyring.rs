@@ -11,13 +11,19 @@ use std::time::{Duration, Instant};
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::mechanism::Mechanism;
 use cryptoki::object::{Attribute, KeyType, ObjectClass};
-use hardwrap::hsm::{Choice, Error, Keyring, Made, PinError, Route, Settings, Verdict};
+use cryptoki::session::{SessionState, UserType};
+use cryptoki::types::AuthPin;
+use hardwrap::hsm::{Choice, Error, Health, Keyring, Made, PinError, Route, Settings, Tidied, Verdict};
 use hardwrap::provider::{Aad, KeyId, KeyProvider, ProviderError, WrappedBytes, WrappedDek};
 use hardwrap::secret::Dek;
 use softhsm::{PIN, Site, SoftHsm, softhsm_module};
 
 fn keyring(uri: &str) -> Keyring {
     Keyring::new(Settings::new(uri.parse().unwrap())).unwrap()
+}
+
+fn named(uri: &str, name: &str) -> Keyring {
+    Keyring::new(Settings { keyring: name.to_owned(), ..Settings::new(uri.parse().unwrap()) }).unwrap()
 }
 
 fn ready(site: &Site, choice: &str) -> Keyring {
@@ -350,5 +356,160 @@ fn a_token_close_to_locking_is_not_logged_in_to() {
             assert!(error.to_string().contains(why), "{flags}: {error}");
         }
         assert!(!fs::read_to_string(&log).unwrap().contains("C_Login "));
+    });
+}
+
+#[test]
+fn what_a_crash_left_is_tidied_up_and_nothing_else_is_touched() {
+    SoftHsm::isolated("what_a_crash_left_is_tidied_up_and_nothing_else_is_touched", |site| {
+        // First, so that the keyring does not re-initialise it under our hands.
+        let host = host();
+        let keyring = ready(site, "auto");
+        let wrapped = wrap(&keyring, 1).unwrap();
+        assert!(keyring.clean(|_| false).unwrap().is_empty());
+        let slot = host.get_slots_with_initialized_token().unwrap()[0];
+        let session = host.open_rw_session(slot).unwrap();
+        let leave = |id: &[u8], kind: KeyType, private: bool| {
+            let template = [
+                Attribute::Class(ObjectClass::SECRET_KEY),
+                Attribute::KeyType(kind),
+                Attribute::Token(true),
+                Attribute::Private(private),
+                Attribute::Label(b"hardwrap.new".to_vec()),
+                Attribute::Id(id.to_vec()),
+                Attribute::Value(vec![0x41; 32]),
+            ];
+            session.create_object(&template).unwrap();
+        };
+        let [nothing, named, public, generic] = [[0, 2, 0, 0, 0, 0, 0, 1], [0, 2, 0, 0, 0, 0, 0, 2], [3; 8], [4; 8]];
+        leave(&nothing, KeyType::AES, true);
+        leave(&named, KeyType::AES, true);
+        leave(&public, KeyType::AES, false);
+        leave(&generic, KeyType::GENERIC_SECRET, true);
+        leave(b"odd", KeyType::AES, true);
+        // The recorded key itself, as a crash between recording and relabelling leaves it.
+        let kid = wrapped.key;
+        let made = session.find_objects(&[Attribute::Id(kid.as_bytes().to_vec())]).unwrap();
+        session.update_attributes(made[0], &[Attribute::Label(b"hardwrap.new".to_vec())]).unwrap();
+
+        let mut done = keyring.clean(|kid| kid == KeyId::from(named)).unwrap();
+        done.sort_by_key(|one| one.id.clone());
+        let done: Vec<(String, Tidied)> = done.into_iter().map(|one| (one.id, one.outcome)).collect();
+        let find = |id: &[u8]| done.iter().find(|(of, _)| *of == hex::encode(id)).unwrap().1;
+        assert_eq!(done.len(), 6);
+        assert_eq!(
+            (find(kid.as_bytes()), find(&nothing), find(b"odd")),
+            (Tidied::Relabelled, Tidied::Destroyed, Tidied::Destroyed)
+        );
+        assert!(matches!(find(&named), Tidied::Left(why) if why.contains("a database names it")));
+        for other in [public, generic] {
+            assert!(matches!(find(&other), Tidied::Left(why) if why.contains("no private AES key")));
+        }
+        let left = session.find_objects(&[Attribute::Label(b"hardwrap.new".to_vec())]).unwrap();
+        assert_eq!(left.len(), 3);
+        assert_eq!(keyring.unwrap(&wrapped, &aad("here")).unwrap().expose(), &[1; 32]);
+        assert!(matches!(keyring.init(Choice::Auto).unwrap(), Made::Nothing(found, _) if found == kid));
+    });
+}
+
+#[test]
+fn every_route_is_tried_and_timed_and_leaves_nothing() {
+    SoftHsm::isolated("every_route_is_tried_and_timed_and_leaves_nothing", |site| {
+        let keyring = ready(site, "auto");
+        let before = keyring.count_objects().unwrap();
+        let trials = keyring.try_routes().unwrap();
+        assert_eq!(trials.iter().map(|trial| trial.route).collect::<Vec<_>>(), Route::ALL);
+        let works: Vec<bool> = trials.iter().map(|trial| trial.outcome.is_ok()).collect();
+        assert_eq!(works, [false, true, true, false], "{trials:?}");
+        assert!(trials.iter().filter_map(|trial| trial.outcome.as_ref().ok()).all(|timing| !timing.wrap.is_zero()));
+        let said = trials[0].outcome.as_ref().unwrap_err();
+        assert!(said.contains("CKR_"), "{said}");
+        assert_eq!(keyring.count_objects().unwrap(), before);
+    });
+}
+
+#[test]
+fn the_report_says_how_each_recorded_key_is() {
+    SoftHsm::isolated("the_report_says_how_each_recorded_key_is", |site| {
+        // First, so that the keyring does not re-initialise it under our hands.
+        let host = host();
+        let keyring = ready(site, "auto");
+        let health = || keyring.report().unwrap().keys[0].health;
+        assert_eq!(health(), Health::Works);
+        let kid = keyring.current().unwrap().id;
+        let slot = host.get_slots_with_initialized_token().unwrap()[0];
+        let session = host.open_rw_session(slot).unwrap();
+        let impostor = |local: bool| {
+            let mut template = vec![
+                Attribute::Class(ObjectClass::SECRET_KEY),
+                Attribute::KeyType(KeyType::AES),
+                Attribute::Token(true),
+                Attribute::Private(true),
+                Attribute::Sensitive(true),
+                Attribute::Extractable(false),
+                Attribute::Label(b"hardwrap".to_vec()),
+                Attribute::Id(kid.as_bytes().to_vec()),
+                Attribute::Encrypt(true),
+                Attribute::Decrypt(true),
+            ];
+            if local {
+                template.push(Attribute::ValueLen(32.into()));
+                return session.generate_key(&Mechanism::AesKeyGen, &template).unwrap();
+            }
+            template.push(Attribute::Value(vec![0x41; 32]));
+            session.create_object(&template).unwrap()
+        };
+        // What is not made on the token is no twin.
+        let imported = impostor(false);
+        assert_eq!(health(), Health::Works);
+        let twin = impostor(true);
+        assert_eq!(health(), Health::Doubled);
+        let real = session.find_objects(&[Attribute::Id(kid.as_bytes().to_vec())]).unwrap();
+        for object in real {
+            if object != imported && object != twin {
+                session.destroy_object(object).unwrap();
+            }
+        }
+        assert_eq!(health(), Health::CanaryFails);
+        session.destroy_object(twin).unwrap();
+        assert!(
+            matches!(health(), Health::WrongAttributes(why) if why.contains("not always sensitive")),
+            "{:?}",
+            health()
+        );
+        session.destroy_object(imported).unwrap();
+        assert_eq!(health(), Health::Missing);
+    });
+}
+
+#[test]
+fn a_host_application_keeps_its_module_session_and_login() {
+    SoftHsm::isolated("a_host_application_keeps_its_module_session_and_login", |site| {
+        let host = host();
+        let slot = host.get_slots_with_initialized_token().unwrap()[0];
+        let session = host.open_rw_session(slot).unwrap();
+        session.login(UserType::User, Some(&AuthPin::new(softhsm::PIN.into()))).unwrap();
+        let keyring = ready(site, "auto");
+        let other = named(&site.uri(), "other");
+        other.init(Choice::Auto).unwrap();
+        // Two keyrings and a host on one module, side by side.
+        for fill in 1..5 {
+            for keyring in [&keyring, &other] {
+                let wrapped = wrap(keyring, fill).unwrap();
+                assert_eq!(keyring.unwrap(&wrapped, &aad("here")).unwrap().expose(), &[fill; 32]);
+            }
+        }
+        other.close();
+        wrap(&keyring, 1).unwrap();
+        keyring.close();
+        drop(keyring);
+        assert_eq!(session.get_session_info().unwrap().session_state(), SessionState::RwUser);
+        assert!(!session.find_objects(&[Attribute::Class(ObjectClass::SECRET_KEY)]).unwrap().is_empty());
+        // Where only we were logged in, nobody is any more.
+        let again = ready(site, "auto");
+        session.close().unwrap();
+        again.close();
+        let session = host.open_rw_session(slot).unwrap();
+        assert_eq!(session.get_session_info().unwrap().session_state(), SessionState::RwPublic);
     });
 }

@@ -125,6 +125,13 @@ impl Pool {
         Ok(Self { settings, loaded, here })
     }
 
+    /// Runs `work` while this process can neither connect nor ask for its connection.
+    #[cfg(test)]
+    pub(super) fn with_locked<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _state = lock(&self.here().state);
+        work()
+    }
+
     fn here(&self) -> &Here {
         self.here.get(|parent| Here {
             module: Module::here(self.loaded),

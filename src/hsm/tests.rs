@@ -7,12 +7,15 @@ use std::process::Command;
 use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use serde::Deserialize;
 
+use super::module::Module;
 use super::pool::Pool;
 use super::route::Access;
 use super::{Choice, Error, Keyring, Route, Settings};
 use crate::column::{Column, Row};
 use crate::envelope::Envelope;
-use crate::provider::ProviderError;
+use crate::keeper::Keeper;
+use crate::provider::{Aad, KeyProvider, ProviderError};
+use crate::secret::Dek;
 use crate::softhsm::SoftHsm;
 
 #[derive(Deserialize)]
@@ -160,5 +163,150 @@ fn nss_keeps_no_data_objects_and_is_refused_before_a_key_is_made() {
         let error = keyring.init(Choice::Auto).expect_err("no data objects");
         assert!(matches!(error, Error::NoDataObjects(_)), "{error}");
         assert_eq!(keyring.count_objects().expect("counted"), before);
+    });
+}
+
+/// Runs `work` in a forked child and says whether it came to its end there. The child never unwinds into the test's own
+/// frames, and ends without running what the test would run at its end.
+#[expect(unsafe_code, reason = "fork, wait, and leave without destructors")]
+fn in_child(work: impl FnOnce()) -> bool {
+    // SAFETY: the child runs `work` and leaves; whether threads of the parent held locks is what the tests are about.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                // A child that waits for ever is a failure, and no hanging test.
+                libc::alarm(20);
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
+                libc::_exit(i32::from(!done));
+            }
+            child => {
+                assert!(child > 0);
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+            }
+        }
+    }
+}
+
+fn round_trip(keyring: &Keyring) {
+    let aad = Aad::new(b"here".to_vec());
+    let dek = Dek::init(|bytes| {
+        bytes.fill(7);
+        Ok::<_, ProviderError>(())
+    })
+    .expect("filled");
+    let wrapped = keyring.wrap(keyring.current().expect("a key").id, &dek, &aad).expect("wrapped");
+    assert_eq!(keyring.unwrap(&wrapped, &aad).expect("unwrapped").expose(), dek.expose());
+}
+
+fn made(uri: &str, sessions: usize) -> Keyring {
+    let settings = Settings { sessions, ..Settings::new(uri.parse().expect("a uri")) };
+    let keyring = Keyring::new(settings).expect("a keyring");
+    keyring.init(Choice::Auto).expect("a key");
+    keyring
+}
+
+#[test]
+fn a_forked_child_and_its_parent_both_go_on() {
+    SoftHsm::isolated("hsm::tests::a_forked_child_and_its_parent_both_go_on", |site| {
+        let keyring = made(&site.uri(), 2);
+        round_trip(&keyring);
+        let reserved = || keyring.report().expect("a report").keys[0].reserved;
+        let before = reserved();
+        assert!(in_child(|| {
+            round_trip(&keyring);
+            // And so does its own child, and a keyring that is opened here.
+            assert!(in_child(|| round_trip(&keyring)));
+            round_trip(&made(&site.uri(), 1));
+            round_trip(&keyring);
+        }));
+        assert!(before < reserved(), "the child reserved wraps of its own");
+        round_trip(&keyring);
+        // A child that only drops it takes nothing away.
+        let keyring = std::sync::Arc::new(keyring);
+        assert!(in_child(|| drop(std::sync::Arc::into_inner(keyring.clone()))));
+        round_trip(&keyring);
+        assert!(in_child(|| keyring.close()));
+        round_trip(&keyring);
+    });
+}
+
+#[test]
+fn a_child_of_a_parent_that_was_in_the_middle_of_everything_goes_on() {
+    SoftHsm::isolated("hsm::tests::a_child_of_a_parent_that_was_in_the_middle_of_everything_goes_on", |site| {
+        let keyring = made(&site.uri(), 4);
+        // Locks of ours that other threads of the parent hold at the fork are held in the child for ever; so is the
+        // module's own where it has one, so SoftHSM2 itself is asked nothing in that moment.
+        let module = Module::load(&keyring.pool.settings().uri.module, None).expect("loaded");
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let _gate = Module::here(module).enter().expect("entered");
+                keyring.pool.with_locked(|| {
+                    barrier.wait();
+                    barrier.wait();
+                });
+            });
+            barrier.wait();
+            let child = in_child(|| round_trip(&keyring));
+            barrier.wait();
+            assert!(child);
+        });
+        round_trip(&keyring);
+    });
+}
+
+#[test]
+fn a_module_that_notices_forks_is_initialised_in_the_child() {
+    SoftHsm::faulty("hsm::tests::a_module_that_notices_forks_is_initialised_in_the_child", |site| {
+        let log = site.dir().join("log");
+        site.set_faults(&format!("notices-forks\nlog {}", log.display()));
+        let keyring = made(&site.faulty_uri(), 2);
+        round_trip(&keyring);
+        fs::write(&log, "").expect("emptied");
+        assert!(in_child(|| {
+            round_trip(&keyring);
+            let said = fs::read_to_string(&log).expect("a log");
+            assert!(said.starts_with("C_Initialize 0x0\n"), "{said}");
+            assert!(said.contains("C_Login 0x0"), "{said}");
+            assert!(!said.contains("0xb3") && !said.contains("0x190"), "no call too many: {said}");
+        }));
+        round_trip(&keyring);
+    });
+}
+
+#[test]
+fn a_pin_refused_in_the_parent_is_not_tried_in_the_child() {
+    SoftHsm::faulty("hsm::tests::a_pin_refused_in_the_parent_is_not_tried_in_the_child", |site| {
+        let log = site.dir().join("log");
+        site.set_faults(&format!("notices-forks\nC_Login * 0xa0\nlog {}", log.display()));
+        let keyring = Keyring::new(Settings::new(site.faulty_uri().parse().expect("a uri"))).expect("a keyring");
+        assert!(keyring.connect().is_err());
+        assert!(in_child(|| assert!(keyring.connect().is_err())));
+        let said = fs::read_to_string(&log).expect("a log");
+        assert_eq!(said.matches("C_Login").count(), 1, "{said}");
+    });
+}
+
+#[test]
+fn a_keeper_goes_on_in_a_child_with_a_database_connection_of_its_own() {
+    SoftHsm::isolated("hsm::tests::a_keeper_goes_on_in_a_child_with_a_database_connection_of_its_own", |site| {
+        let column = || Column::new("t", "c", "id", "t:c").expect("well named");
+        let url = format!("sqlite://{}/app.db", site.dir().display());
+        let builder = Keeper::builder(site.uri().parse().expect("a uri"), url.parse().expect("a url"));
+        let (keeper, _) = builder.columns([column()]).init(Choice::Auto).expect("made");
+        let sealed = keeper.seal(column(), (), b"value").expect("sealed");
+        let open_files = || fs::read_dir("/proc/self/fd").expect("a list").count();
+        assert!(in_child(|| {
+            let before = open_files();
+            keeper.check().expect("all is well");
+            assert!(open_files() > before, "the child connected by itself");
+            assert_eq!(keeper.open_value(column(), (), &sealed).expect("opened").expose(), b"value");
+            keeper.db().forget_keys().expect("written");
+            keeper.check().expect("noted again");
+        }));
+        keeper.check().expect("all is well");
+        assert_eq!(keeper.db().keys_seen().expect("read").len(), 1);
     });
 }
