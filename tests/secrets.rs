@@ -185,7 +185,16 @@ fn the_library_says_no_secret() {
         let said = heard.0.lock().unwrap().clone();
         let text = String::from_utf8_lossy(&said);
         // That it was listened to at all.
-        for word in ["hardwrap::codec", "hardwrap_seals_total", "hardwrap_errors_total", "Rejected", "Unavailable"] {
+        for word in [
+            "hardwrap::codec",
+            "hardwrap::hsm",
+            "hardwrap_token_calls_total",
+            "CKR_DEVICE_ERROR",
+            "hardwrap_seals_total",
+            "hardwrap_errors_total",
+            "Rejected",
+            "Unavailable",
+        ] {
             assert!(text.contains(word), "{word} was never said");
         }
         let deks = deks.lock().unwrap();

@@ -8,6 +8,7 @@ use cryptoki::mechanism::Mechanism;
 use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 
 use super::Error;
+use super::counted::Counted;
 use super::route::{Access, with_throw_away};
 
 /// One forbidden act and what came of it.
@@ -74,17 +75,22 @@ fn wrap_out(access: Access<'_>, key: ObjectHandle) -> Verdict {
             Attribute::Private(true),
             Attribute::Extractable(true),
         ];
-        let loose = access.session.generate_key(&Mechanism::AesKeyGen, &template)?;
+        let loose = access.session.generate_key(&Mechanism::AesKeyGen, &template).counted("C_GenerateKey")?;
         access.module.count_object();
-        let control = access.session.wrap_key(&Mechanism::AesKeyWrap, thief, loose);
-        access.session.destroy_object(loose)?;
+        let control = access.session.wrap_key(&Mechanism::AesKeyWrap, thief, loose).counted("C_WrapKey");
+        access.session.destroy_object(loose).counted("C_DestroyObject")?;
         if let Err(error) = control {
             return Ok(Verdict::NotTried(format!(
                 "an extractable key cannot be wrapped either: {}",
                 Error::from(error)
             )));
         }
-        let tried = access.session.wrap_key(&Mechanism::AesKeyWrap, thief, key).map(|_| ()).map_err(Error::from);
+        let tried = access
+            .session
+            .wrap_key(&Mechanism::AesKeyWrap, thief, key)
+            .counted("C_WrapKey")
+            .map(|_| ())
+            .map_err(Error::from);
         Ok(verdict(tried, &[RvError::KeyUnextractable, RvError::KeyNotWrappable]))
     });
     tried.unwrap_or_else(|error| Verdict::NotTried(error.to_string()))
@@ -92,15 +98,19 @@ fn wrap_out(access: Access<'_>, key: ObjectHandle) -> Verdict {
 
 fn copy(access: Access<'_>, key: ObjectHandle) -> Verdict {
     let template = [Attribute::Token(false), Attribute::Extractable(true)];
-    let tried = access.session.copy_object(key, &template).map_err(Error::from);
-    let tried = tried.map(|made| drop(access.session.destroy_object(made)));
+    let tried = access.session.copy_object(key, &template).counted("C_CopyObject").map_err(Error::from);
+    let tried = tried.map(|made| drop(access.session.destroy_object(made).counted("C_DestroyObject")));
     verdict(tried, &CHANGE_REFUSED)
 }
 
 /// First on a key of no worth: a token that takes the change would spoil the attributes of a master key for good.
 fn change(access: Access<'_>, key: ObjectHandle, forbidden: &Attribute) -> Verdict {
     let attempt = |key| {
-        let tried = access.session.update_attributes(key, std::slice::from_ref(forbidden)).map_err(Error::from);
+        let tried = access
+            .session
+            .update_attributes(key, std::slice::from_ref(forbidden))
+            .counted("C_SetAttributeValue")
+            .map_err(Error::from);
         verdict(tried, &CHANGE_REFUSED)
     };
     match with_throw_away(vec![Attribute::Encrypt(true)], access, |worthless| Ok(attempt(worthless))) {

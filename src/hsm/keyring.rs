@@ -10,6 +10,7 @@ use cryptoki::mechanism::Mechanism;
 use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use jiff::Timestamp;
 
+use super::counted::Counted;
 use super::error::Recovery;
 use super::forks::forks;
 use super::keyset::{Found, KeySet, Leftover, Seen, key_id, making};
@@ -263,7 +264,7 @@ impl Keyring {
     /// # Errors
     /// Whatever keeps the token from answering.
     pub fn count_objects(&self) -> Result<usize, Error> {
-        self.pool.with(|lease| Ok(lease.access().session.find_objects(&[])?.len()))
+        self.pool.with(|lease| Ok(lease.access().session.find_objects(&[]).counted("C_FindObjects")?.len()))
     }
 
     /// Runs `work` with the key `kid`; where it is not known, after reading the keyring again, though not all the time.
@@ -406,7 +407,7 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
                 Some(_) => Tidied::Left("the record names it, and its attributes are not those of a master key"),
                 None if fact.canary.sings(lease.access(), left.handle, fact)? => {
                     let label = Attribute::Label(lease.keyring().as_bytes().to_vec());
-                    session.update_attributes(left.handle, &[label])?;
+                    session.update_attributes(left.handle, &[label]).counted("C_SetAttributeValue")?;
                     Tidied::Relabelled
                 }
                 None => Tidied::Left("the record names it, and its canary does not unwrap"),
@@ -417,7 +418,7 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
         }
         (true, None, _) if !twice => Tidied::Left("it was made a moment ago: another `init` may be at work"),
         (true, None, _) => {
-            session.destroy_object(left.handle)?;
+            session.destroy_object(left.handle).counted("C_DestroyObject")?;
             Tidied::Destroyed
         }
     };
@@ -435,7 +436,7 @@ fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
         let access = Access { session, module };
         if fact.canary.sings(access, left.handle, fact)? {
             let label = lease.keyring().as_bytes().to_vec();
-            session.update_attributes(left.handle, &[Attribute::Label(label)])?;
+            session.update_attributes(left.handle, &[Attribute::Label(label)]).counted("C_SetAttributeValue")?;
             return Ok(Some((fact.kid, fact.route)));
         }
     }
@@ -483,11 +484,14 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Rout
     if let Err(error) = recorded {
         // A call may do its work and then fail. Only what the record does not name is destroyed; else `init` finishes it.
         if Record::read(access.session, keyring).is_ok_and(|record| !record.keys.contains_key(&kid)) {
-            let _ = access.session.destroy_object(handle);
+            let _ = access.session.destroy_object(handle).counted("C_DestroyObject");
         }
         return Err(error);
     }
-    access.session.update_attributes(handle, &[Attribute::Label(keyring.as_bytes().to_vec())])?;
+    access
+        .session
+        .update_attributes(handle, &[Attribute::Label(keyring.as_bytes().to_vec())])
+        .counted("C_SetAttributeValue")?;
     Ok((kid, route))
 }
 
@@ -526,7 +530,7 @@ fn generate(access: Access<'_>, label: &str, kid: KeyId, route: Route) -> Result
     template.extend(route.usage());
     let without = template.clone();
     template.push(Attribute::AllowedMechanisms(vec![route.mechanism()]));
-    match access.session.generate_key(&Mechanism::AesKeyGen, &template).map_err(Error::from) {
+    match access.session.generate_key(&Mechanism::AesKeyGen, &template).counted("C_GenerateKey").map_err(Error::from) {
         Err(Error::Call {
             ckr:
                 Ckr(
@@ -536,7 +540,7 @@ fn generate(access: Access<'_>, label: &str, kid: KeyId, route: Route) -> Result
                     | RvError::AttributeReadOnly,
                 ),
             ..
-        }) => Ok(access.session.generate_key(&Mechanism::AesKeyGen, &without)?),
+        }) => Ok(access.session.generate_key(&Mechanism::AesKeyGen, &without).counted("C_GenerateKey")?),
         other => other,
     }
 }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::Error;
+use super::counted::Counted;
 use super::error::Recovery;
 use super::record::{Canary, KeyFact, Record, State};
 use super::route::{Access, NO_RANDOM, Route};
@@ -243,7 +244,7 @@ fn labelled(session: &Session, label: &str) -> Result<Vec<ObjectHandle>, Error> 
         Attribute::Token(true),
         Attribute::Label(label.as_bytes().to_vec()),
     ];
-    Ok(session.find_objects(&template)?)
+    Ok(session.find_objects(&template).counted("C_FindObjects")?)
 }
 
 /// The label of keys in the making: nobody looks for keys there.
@@ -283,7 +284,7 @@ impl Seen {
             AttributeType::Extractable,
         ];
         let mut seen = Self::default();
-        for attribute in session.get_attributes(handle, &wanted)? {
+        for attribute in session.get_attributes(handle, &wanted).counted("C_GetAttributeValue")? {
             match attribute {
                 Attribute::Id(id) => seen.id = id,
                 Attribute::KeyType(kind) => seen.aes = kind == KeyType::AES,

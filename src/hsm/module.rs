@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLock
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::error::{Error as CryptokiError, RvError};
 
+use super::counted::Counted;
 use super::forks::forks;
 use super::pin::PinGuard;
 use super::raw::Functions;
@@ -139,7 +140,7 @@ impl Module {
         let host_owned = *initialised && !self.owned.load(Ordering::Acquire);
         if !host_owned {
             // An error of C_Finalize must not keep us from starting anew.
-            let _ = self.pkcs11.clone().finalize();
+            let _ = self.pkcs11.clone().finalize().counted("C_Finalize");
         }
         // Where a host application owns the module, this succeeds only if the host has finalised it.
         *initialised = false;
@@ -195,7 +196,7 @@ impl Module {
                 }
             }
         };
-        let owned = match self.pkcs11.initialize(arguments) {
+        let owned = match self.pkcs11.initialize(arguments).counted("C_Initialize") {
             Ok(()) => true,
             Err(CryptokiError::Pkcs11(RvError::CryptokiAlreadyInitialized, _)) => self.inherited,
             Err(CryptokiError::Pkcs11(ckr, function)) => return Err(Error::Call { function, ckr: Ckr(ckr) }),

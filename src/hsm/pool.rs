@@ -12,6 +12,7 @@ use cryptoki::session::{Session, SessionState, UserType};
 use cryptoki::slot::Slot;
 use cryptoki::types::AuthPin;
 
+use super::counted::Counted;
 use super::error::Recovery;
 use super::forks::forks;
 use super::keyset::KeySet;
@@ -164,7 +165,12 @@ impl Pool {
         };
         match error.recovery() {
             Recovery::GiveUp | Recovery::Wait => return Err(error),
-            step => self.recover(step, generation)?,
+            step => {
+                let ckr = error.ckr().map_or_else(|| "none".to_owned(), |ckr| ckr.to_string());
+                tracing::warn!(target: TARGET, %ckr, ?step, "a call failed: the connection is made anew");
+                metrics::counter!("hardwrap_token_recoveries_total", "ckr" => ckr).increment(1);
+                self.recover(step, generation)?;
+            }
         }
         self.attempt(&mut work).map_err(|(error, _)| error)
     }
@@ -186,7 +192,7 @@ impl Pool {
     /// Lends a session to `work`, which runs at most once.
     pub(super) fn once<T>(&self, work: impl FnOnce(&Lease) -> Result<T, Error>) -> Result<T, Error> {
         // A recovery now, by something that may run twice: the work then meets a live connection.
-        self.with(|lease| Ok(lease.access().session.get_session_info().map(|_| ())?))?;
+        self.with(|lease| Ok(lease.access().session.get_session_info().counted("C_GetSessionInfo").map(|_| ())?))?;
         self.attempt(work).map_err(|(error, _)| error)
     }
 
@@ -265,6 +271,8 @@ impl Pool {
                 dead = None;
                 state.reloaded = Some(Instant::now());
                 thread::sleep(PAUSE * attempt);
+                tracing::warn!(target: TARGET, "the module is re-initialised");
+                metrics::counter!("hardwrap_token_reloads_total").increment(1);
                 match module.reload(module.epoch()) {
                     Ok(()) | Err(Error::HostOwned) => {}
                     Err(error) => {
@@ -288,6 +296,8 @@ impl Pool {
             }
             reload = true;
         }
+        let word = if outcome.is_ok() { "connected" } else { "failed" };
+        metrics::counter!("hardwrap_token_connects_total", "outcome" => word).increment(1);
         match outcome {
             Ok(connection) => {
                 state.generation += 1;
@@ -296,6 +306,7 @@ impl Pool {
                 Ok(())
             }
             Err(error) => {
+                tracing::warn!(target: TARGET, %error, "the token is out of reach");
                 let error = Arc::new(error);
                 state.failed = Some((Instant::now(), Arc::clone(&error)));
                 Err(Error::Connecting(error))
@@ -313,6 +324,7 @@ impl Here {
 
 impl Connection {
     fn establish(module: &'static Module, settings: &Settings, generation: u64) -> Result<Self, Error> {
+        let _span = tracing::info_span!(target: TARGET, "connect", keyring = settings.keyring).entered();
         let _inside = module.enter()?;
         let epoch = module.epoch();
         let (slot, token) = token::find(module, &settings.uri)?;
@@ -322,7 +334,7 @@ impl Connection {
         let keys = match keys {
             Ok(keys) => keys,
             Err(error) => {
-                let _ = session.close();
+                let _ = session.close().counted("C_CloseSession");
                 return Err(error);
             }
         };
@@ -374,9 +386,11 @@ impl Connection {
                     }
                 }
             } else {
+                let began = Instant::now();
                 sessions.waiting += 1;
                 sessions = self.returned.wait(sessions).unwrap_or_else(PoisonError::into_inner);
                 sessions.waiting -= 1;
+                metrics::histogram!("hardwrap_pool_wait_seconds").record(began.elapsed());
             }
         }
     }
@@ -392,7 +406,7 @@ impl Connection {
             } else {
                 sessions.open -= 1;
             }
-            let _ = session.close();
+            let _ = session.close().counted("C_CloseSession");
         } else {
             sessions.idle.push(session);
         }
@@ -411,7 +425,7 @@ impl Drop for Connection {
             && self.module.epoch() == self.epoch
         {
             for session in lock(&self.sessions).idle.drain(..) {
-                let _ = session.close();
+                let _ = session.close().counted("C_CloseSession");
             }
         }
     }
@@ -420,9 +434,9 @@ impl Drop for Connection {
 /// A session that can make objects, or one that cannot where the token is write-protected. cryptoki must not close it
 /// by itself: by then its handle may be another's.
 fn open(module: &Module, slot: Slot) -> Result<Session, Error> {
-    match module.pkcs11().open_rw_session_no_drop(slot).map_err(Error::from) {
+    match module.pkcs11().open_rw_session_no_drop(slot).counted("C_OpenSession").map_err(Error::from) {
         Err(Error::Call { ckr: Ckr(RvError::TokenWriteProtected), .. }) => {
-            Ok(module.pkcs11().open_ro_session_no_drop(slot)?)
+            Ok(module.pkcs11().open_ro_session_no_drop(slot).counted("C_OpenSession")?)
         }
         other => other,
     }
@@ -440,14 +454,18 @@ fn login(
         return Ok(());
     }
     let mut guard = lock(module.pin_guard(token));
-    if matches!(session.get_session_info()?.session_state(), SessionState::RwUser | SessionState::RoUser) {
+    if matches!(
+        session.get_session_info().counted("C_GetSessionInfo")?.session_state(),
+        SessionState::RwUser | SessionState::RoUser
+    ) {
         return Ok(());
     }
     let pin = guard.pin(settings.pin_source.as_ref(), &TokenInfo::read(module, slot)?)?;
     let pin = pin.map(|pin| AuthPin::new(pin.expose().into()));
-    match without_signals(|| session.login(UserType::User, pin.as_ref())).map_err(Error::from) {
+    match without_signals(|| session.login(UserType::User, pin.as_ref()).counted("C_Login")).map_err(Error::from) {
         Ok(()) | Err(Error::Call { ckr: Ckr(RvError::UserAlreadyLoggedIn), .. }) => {
             guard.accept();
+            tracing::info!(target: TARGET, token = token.label, "logged in");
             Ok(())
         }
         Err(Error::Call { function, ckr }) => {
@@ -474,6 +492,7 @@ fn login(
     }
 }
 
+const TARGET: &str = "hardwrap::hsm";
 /// While a token is out of reach it is tried once in this time, and everybody else is told at once.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often a process that starts looks for its token, with pauses that grow by [`PAUSE`]: 0.4 s in all.

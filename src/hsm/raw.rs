@@ -20,6 +20,7 @@ use cryptoki_sys::{
 use zeroize::Zeroizing;
 
 use super::Error;
+use super::counted::count;
 use crate::provider::Aad;
 
 /// A module's PKCS#11 2.40 function list, and the library that keeps it valid.
@@ -291,10 +292,12 @@ fn attribute<T>(type_: CK_ATTRIBUTE_TYPE, value: &T) -> CK_ATTRIBUTE {
 }
 
 fn done(answer: CK_RV, function: Function) -> Result<(), CryptokiError> {
-    match Rv::from(answer) {
+    let outcome = match Rv::from(answer) {
         Rv::Ok => Ok(()),
         Rv::Error(ckr) => Err(CryptokiError::Pkcs11(ckr, function)),
-    }
+    };
+    count(function, &outcome);
+    outcome
 }
 
 fn exactly<const N: usize>(length: CK_ULONG, wrong: &'static str) -> Result<(), Error> {

@@ -13,6 +13,7 @@ use cryptoki::session::Session;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::counted::Counted;
 use super::{Ckr, Error, Route};
 use crate::provider::{KeyId, WrappedBytes};
 
@@ -114,8 +115,12 @@ impl Record {
         for _ in 0..READINGS {
             let mut record = Self::default();
             let mut whole = true;
-            for object in session.find_objects(&template)? {
-                match session.get_attributes(object, &[AttributeType::Value]).map_err(Error::from) {
+            for object in session.find_objects(&template).counted("C_FindObjects")? {
+                match session
+                    .get_attributes(object, &[AttributeType::Value])
+                    .counted("C_GetAttributeValue")
+                    .map_err(Error::from)
+                {
                     Ok(attributes) => match attributes.into_iter().next() {
                         Some(Attribute::Value(value)) => record.add(object, Self::parse(&value)?)?,
                         _ => return Err(Error::Record("a fact has no value".to_owned())),
@@ -200,7 +205,7 @@ impl Record {
         write(session, keyring, Fact::Uses { kid: kid.to_string(), reservation })?;
         for object in self.objects.get(&kid).into_iter().flatten() {
             // Another process may have destroyed it: it is replaced all the same.
-            let _ = session.destroy_object(*object);
+            let _ = session.destroy_object(*object).counted("C_DestroyObject");
         }
         Ok(())
     }
@@ -227,7 +232,7 @@ fn write(session: &Session, keyring: &str, fact: Fact) -> Result<(), Error> {
         Attribute::Label(label_of(keyring)),
         Attribute::Value(value),
     ];
-    match session.create_object(&template).map_err(Error::from) {
+    match session.create_object(&template).counted("C_CreateObject").map_err(Error::from) {
         Ok(_) => Ok(()),
         // NSS: no such objects at all.
         Err(Error::Call { ckr, .. })
@@ -251,8 +256,8 @@ pub(super) fn probe(session: &Session) -> Result<(), Error> {
     write_database(session, &keyring, "probe")?;
     let template =
         [Attribute::Class(ObjectClass::DATA), Attribute::Private(true), Attribute::Label(label_of(&keyring))];
-    for object in session.find_objects(&template)? {
-        session.destroy_object(object)?;
+    for object in session.find_objects(&template).counted("C_FindObjects")? {
+        session.destroy_object(object).counted("C_DestroyObject")?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use cryptoki::mechanism::{Mechanism, MechanismType};
 use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::Session;
 
+use super::counted::Counted;
 use super::module::{Module, lock};
 use super::raw::Cipher;
 use super::{Ckr, Error};
@@ -329,10 +330,10 @@ pub(super) fn with_throw_away<T>(
         Attribute::Extractable(false),
     ];
     template.extend(usage);
-    let key = access.session.generate_key(&Mechanism::AesKeyGen, &template)?;
+    let key = access.session.generate_key(&Mechanism::AesKeyGen, &template).counted("C_GenerateKey")?;
     access.module.count_object();
     let outcome = work(key);
-    let destroyed = access.session.destroy_object(key);
+    let destroyed = access.session.destroy_object(key).counted("C_DestroyObject");
     let done = outcome?;
     destroyed?;
     Ok(done)

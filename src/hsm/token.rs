@@ -8,6 +8,7 @@ use cryptoki_sys::{
     CKF_USER_PIN_FINAL_TRY, CKF_USER_PIN_LOCKED,
 };
 
+use super::counted::Counted;
 use super::module::Module;
 use super::{Error, TokenUri};
 
@@ -90,7 +91,7 @@ pub(super) fn find(module: &'static Module, uri: &TokenUri) -> Result<(Slot, Tok
     let mut matching = Vec::new();
     let mut there = Vec::new();
     let mut uninitialised = 0;
-    for slot in module.pkcs11().get_slots_with_token()? {
+    for slot in module.pkcs11().get_slots_with_token().counted("C_GetSlotList")? {
         match TokenInfo::read(module, slot) {
             Ok(info) if info.is(uri) => {
                 there.push(info.to_string());
