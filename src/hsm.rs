@@ -45,6 +45,7 @@ pub use record::{KeyFact, State};
 pub use route::{Choice, Route, RouteTrial, Timing};
 pub use token::TokenInfo;
 pub use uri::{TokenUri, UriError};
+pub use uses::MOST_USES;
 
 #[cfg(test)]
 mod tests;

@@ -21,8 +21,8 @@ mod stored;
 mod url;
 
 pub use agent_run::{
-    AgentRuns, Answer, InvalidRun, Lease, NewRun, Outcome, Persister, Purged, Retention, Run, RunId, Settled, StaleRun,
-    Status, Taken, Totals, Waiting, Work, Worker,
+    AgentRuns, Answer, InvalidRun, Lease, Listing, NewRun, Outcome, Persister, Purged, Retention, Run, RunId, Settled,
+    StaleRun, StateFact, StateKind, Status, Summary, Taken, Totals, Waiting, Work, Worker,
 };
 pub use counts::Counts;
 pub use db::Db;

@@ -44,5 +44,5 @@ impl Uses {
 
 const FIRST_BLOCK: u64 = 16;
 const LARGEST_BLOCK: u64 = 65_536;
-/// Half of what SP 800-38D allows.
-const MOST_USES: u64 = 1 << 31;
+/// How often a key may wrap under A256GCMKW: half of what SP 800-38D §8.3 allows with random IVs.
+pub const MOST_USES: u64 = 1 << 31;

@@ -11,9 +11,11 @@ mod persister;
 mod purge;
 mod run;
 mod runs;
+mod summary;
 
 pub use guard::Answer;
 pub use persister::{Persister, Taken, Work};
 pub use purge::{Purged, Retention};
 pub use run::{InvalidRun, Lease, NewRun, Outcome, Run, RunId, Settled, StaleRun, Status, Totals, Waiting, Worker};
 pub use runs::AgentRuns;
+pub use summary::{Listing, StateFact, StateKind, Summary};

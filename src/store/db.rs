@@ -77,7 +77,7 @@ impl Db {
         let inside = Self::on(&self.url, connection, true);
         let result = work(&inside);
         let mut connection = inside.lock()?;
-        let connection = connection.as_mut().expect("it was connected");
+        let connection = connection.as_mut().ok_or_else(not_here)?;
         match result {
             Ok(value) => {
                 AnsiTransactionManager::commit_transaction(connection).map_err(Error::from)?;
@@ -145,7 +145,7 @@ impl Db {
 
     fn with<T>(&self, work: impl FnOnce(&mut SqliteConnection) -> Result<T, Error>) -> Result<T, Error> {
         let mut connection = self.lock()?;
-        work(connection.as_mut().expect("it was connected"))
+        work(connection.as_mut().ok_or_else(not_here)?)
     }
 
     /// The connection, made anew in a forked child.
@@ -177,6 +177,11 @@ impl fmt::Debug for Db {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Db({})", self.url)
     }
+}
+
+/// A transaction that was begun before a fork.
+fn not_here() -> Error {
+    Error::Unavailable("the transaction belongs to the process this one was forked from".into())
 }
 
 /// Connects to a file for writing. SQLite itself falls back to reading a file that cannot be written, but not where a

@@ -1,21 +1,28 @@
 //! The commands, one file for each.
 
 mod columns;
+mod completions;
 mod count_demo_texts;
 mod demo;
 mod init;
 mod key;
+mod man;
 mod open;
+mod prometheus;
+mod runs;
 mod seal;
 mod status;
 mod verify;
 
 pub(crate) use columns::Columns;
+pub(crate) use completions::Completions;
 pub(crate) use count_demo_texts::CountDemoTexts;
 pub(crate) use demo::Demo;
 pub(crate) use init::Init;
 pub(crate) use key::Key;
+pub(crate) use man::Man;
 pub(crate) use open::Open;
+pub(crate) use runs::Runs;
 pub(crate) use seal::Seal;
 pub(crate) use status::Status;
 pub(crate) use verify::Verify;

@@ -32,7 +32,10 @@ enum Command {
     Columns(cmd::Columns),
     Verify(cmd::Verify),
     Status(cmd::Status),
+    Runs(cmd::Runs),
     Demo(cmd::Demo),
+    Completions(cmd::Completions),
+    Man(cmd::Man),
     #[command(hide = true)]
     CountDemoTexts(cmd::CountDemoTexts),
 }
@@ -72,7 +75,10 @@ fn run(command: Command, app: &App) -> Result<u8, Failure> {
         Command::Columns(columns) => columns.run(app, &mut out),
         Command::Verify(verify) => verify.run(app, &mut out),
         Command::Status(status) => status.run(app, &mut out),
+        Command::Runs(runs) => runs.run(app, &mut out),
         Command::Demo(demo) => demo.run(app, &mut out),
+        Command::Completions(completions) => completions.run(Arguments::command(), &mut out),
+        Command::Man(man) => man.run(Arguments::command(), &mut out),
         Command::CountDemoTexts(count) => count.run(&mut out),
     }?;
     out.flush()?;

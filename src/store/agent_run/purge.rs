@@ -5,8 +5,8 @@ use diesel::sql_types::BigInt;
 
 use super::guard::status_in;
 use super::{AgentRuns, Status};
-use crate::store::Error;
 use crate::store::sql::{self, Query};
+use crate::store::{Db, Error};
 
 /// After how many days runs are deleted, counted from when they were made. 0 means no window of its own: such runs
 /// are kept. It never means now.
@@ -36,26 +36,67 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`]; the transactions done until then stay done.
     pub fn purge(&self, retention: Retention, now: i64) -> Result<Purged, Error> {
-        let (finished, events_of_finished) = self.purge_side(Side::Finished, retention.finished, now)?;
-        let (unfinished, events_of_unfinished) = self.purge_side(Side::Unfinished, retention.unfinished, now)?;
+        Self::purge_in(&self.db, retention, now)
+    }
+
+    /// [`AgentRuns::purge`] where no key is at hand.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::NoTable`]; the transactions done until then stay done.
+    pub fn purge_in(db: &Db, retention: Retention, now: i64) -> Result<Purged, Error> {
+        let (finished, events_of_finished) = Self::purge_side(db, Side::Finished, retention.finished, now)?;
+        let (unfinished, events_of_unfinished) = Self::purge_side(db, Side::Unfinished, retention.unfinished, now)?;
         Ok(Purged { finished, unfinished, events: events_of_finished + events_of_unfinished })
     }
 
-    fn purge_side(&self, side: Side, days: u32, now: i64) -> Result<(u64, u64), Error> {
+    /// What [`AgentRuns::purge`] would delete now, by the same conditions.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::NoTable`].
+    pub fn due(db: &Db, retention: Retention, now: i64) -> Result<Purged, Error> {
+        let mut purged = Purged::default();
+        for (side, days) in [(Side::Finished, retention.finished), (Side::Unfinished, retention.unfinished)] {
+            if days == 0 {
+                continue;
+            }
+            let due = || due(side, before(days, now), now);
+            let runs = sql::table("tx_nrllm_agentrun");
+            let count = |query: Query<'_>| -> Result<u64, Error> {
+                let rows: Vec<Uid> = db.read_with(|connection| query.load(connection))?;
+                Ok(rows.first().map_or(0, |row| row.uid.unsigned_abs()))
+            };
+            let found = count(Query::new(format!("SELECT COUNT(*) AS uid FROM {runs} WHERE ")).append(due()))?;
+            match side {
+                Side::Finished => purged.finished = found,
+                Side::Unfinished => purged.unfinished = found,
+            }
+            let events = format!(
+                "SELECT COUNT(*) AS uid FROM main.tx_nrllm_agentrun_event WHERE run IN (SELECT t.uid FROM {runs} WHERE "
+            );
+            purged.events += count(Query::new(events).append(due()).sql(")"))?;
+        }
+        Ok(purged)
+    }
+
+    fn purge_side(db: &Db, side: Side, days: u32, now: i64) -> Result<(u64, u64), Error> {
         let (mut runs, mut events) = (0, 0);
         if days == 0 {
             return Ok((runs, events));
         }
-        let before = now.saturating_sub(i64::from(days) * DAY);
+        let before = before(days, now);
         let mut after = i64::MIN;
         loop {
-            let chunk = self.db.write(|connection| chunk(connection, side, before, now, after))?;
+            let chunk = db.write(|connection| chunk(connection, side, before, now, after))?;
             let Some(chunk) = chunk else { return Ok((runs, events)) };
             runs += chunk.runs as u64;
             events += chunk.events as u64;
             after = chunk.last;
         }
     }
+}
+
+fn before(days: u32, now: i64) -> i64 {
+    now.saturating_sub(i64::from(days) * DAY)
 }
 
 #[derive(Clone, Copy)]

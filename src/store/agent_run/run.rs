@@ -362,8 +362,8 @@ pub(super) struct RunParts {
 }
 
 impl RunParts {
-    /// Everything of a run, or everything but its two states, which then come as NULL.
-    pub(super) fn select(with_states: bool) -> String {
+    /// Everything of a run, or everything but its two states, which then come as NULL; and `more` after a comma.
+    pub(super) fn select(with_states: bool, more: &str) -> String {
         let text = |name: &&str| format!("{} AS {name}", sql::as_bytes(&sql::of_t(name)));
         let integer = |name: &&str| format!("CAST({} AS INTEGER) AS {name}", sql::of_t(name));
         let state = |name: &&str| if with_states { text(name) } else { format!("NULL AS {name}") };
@@ -375,7 +375,7 @@ impl RunParts {
         parts.extend(TEXTS.iter().map(text));
         parts.extend(INTEGERS.iter().map(integer));
         parts.extend(["queued_request", "suspended_state"].iter().map(state));
-        format!("SELECT {} FROM {}", parts.join(", "), sql::table("tx_nrllm_agentrun"))
+        format!("SELECT {}{more} FROM {}", parts.join(", "), sql::table("tx_nrllm_agentrun"))
     }
 
     pub(super) fn stale(self) -> StaleRun {

@@ -217,8 +217,16 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::UnknownStatus`].
     pub fn cancel(&self, id: &RunId, reason: &str, now: i64) -> Result<Answer, Error> {
+        Self::cancel_in(&self.db, id, reason, now)
+    }
+
+    /// [`AgentRuns::cancel`] where no key is at hand.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::UnknownStatus`], [`Error::NoTable`].
+    pub fn cancel_in(db: &Db, id: &RunId, reason: &str, now: i64) -> Result<Answer, Error> {
         let set = ended(Status::Cancelled, now).sql(", termination_reason = ").text(cut(reason, 64));
-        transit(&self.db, id, set, &Guard::from(&Status::UNFINISHED))
+        transit(db, id, set, &Guard::from(&Status::UNFINISHED))
     }
 
     /// Where a run stands, without reading its states; none if there is no such run.
@@ -235,7 +243,7 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn find(&self, id: &RunId) -> Result<Option<Run>, Error> {
-        let query = Query::new(RunParts::select(true)).sql(" WHERE t.uuid COLLATE BINARY = ").text(id.as_str());
+        let query = Query::new(RunParts::select(true, "")).sql(" WHERE t.uuid COLLATE BINARY = ").text(id.as_str());
         Ok(self.load(query)?.into_iter().next().map(Run::from))
     }
 
@@ -268,7 +276,7 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn stale(&self, now: i64) -> Result<Vec<StaleRun>, Error> {
-        let query = Query::new(RunParts::select(false))
+        let query = Query::new(RunParts::select(false, ""))
             .sql(" WHERE ")
             .append(status_in(&[Status::Running]))
             .sql(" AND ")
@@ -278,7 +286,7 @@ impl AgentRuns {
     }
 
     fn list(&self, statuses: &[Status]) -> Result<Vec<Run>, Error> {
-        let query = Query::new(RunParts::select(true))
+        let query = Query::new(RunParts::select(true, ""))
             .sql(" WHERE ")
             .append(status_in(statuses))
             .sql(" ORDER BY t.crdate, t.uid");

@@ -1,7 +1,9 @@
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use clap::{Args, Subcommand};
-use hardwrap::hsm::{KeyReport, Keyring};
+use hardwrap::hsm::{KeyReport, Keyring, Tidied};
+use hardwrap::keeper::{Config, Keeper};
 use serde::Serialize;
 
 use crate::app::App;
@@ -17,16 +19,26 @@ pub(crate) struct Key {
 
 #[derive(Subcommand)]
 enum Act {
-    /// List the keys that the keyring record names, and objects with our label that do not count
-    List,
+    List(KeyList),
+}
+
+/// List the keys that the keyring record names, and objects with our label that do not count
+#[derive(Args)]
+struct KeyList {
+    /// Tidy up what a crash left in the making: relabel a key that is recorded, destroy one that nothing names
+    #[arg(long)]
+    clean: bool,
 }
 
 impl Key {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        let Act::List = self.act;
+        let Act::List(KeyList { clean }) = self.act;
         let config = app.config()?;
-        let report = Keyring::new(config.token.clone())?.report()?;
+        let keyring = Keyring::new(config.token.clone())?;
+        let cleaned = if clean { tidied(&config, &keyring)? } else { Vec::new() };
+        let report = keyring.report()?;
         let list = List {
+            cleaned,
             token: report.token.label.clone(),
             serial: report.token.serial.clone(),
             keyring: config.token.keyring.clone(),
@@ -37,8 +49,7 @@ impl Key {
                 .iter()
                 .map(|(id, recorded)| Odd {
                     id: id.clone(),
-                    why: if *recorded { "recorded; run `hardwrap init` to finish it" } else { "named by nothing" }
-                        .to_owned(),
+                    why: if *recorded { "recorded" } else { "named by nothing" }.to_owned(),
                 })
                 .collect(),
             databases: report.databases.clone(),
@@ -47,8 +58,37 @@ impl Key {
     }
 }
 
+/// Tidies up. What the configured database names stays, so that has to be there.
+fn tidied(config: &Config, keyring: &Keyring) -> Result<Vec<Cleaned>, Failure> {
+    let keeper = Keeper::unchecked(config)?;
+    let mut named: BTreeSet<String> = keeper.db().keys_seen()?.into_iter().map(|seen| seen.kid).collect();
+    for (column, facts) in keeper.columns() {
+        if facts.usable().is_ok() {
+            named.extend(keeper.db().count(column)?.sealed.keys().map(ToString::to_string));
+        }
+    }
+    let cleaned = keyring.clean(|kid| named.contains(&kid.to_string()))?;
+    Ok(cleaned
+        .into_iter()
+        .map(|one| match one.outcome {
+            Tidied::Relabelled => Cleaned { id: one.id, outcome: "relabelled", why: "the record names it" },
+            Tidied::Destroyed => Cleaned { id: one.id, outcome: "destroyed", why: "nothing named it" },
+            Tidied::Left(why) => Cleaned { id: one.id, outcome: "left", why },
+        })
+        .collect())
+}
+
+#[derive(Serialize)]
+struct Cleaned {
+    id: String,
+    outcome: &'static str,
+    why: &'static str,
+}
+
 #[derive(Serialize)]
 struct List {
+    /// What --clean did.
+    cleaned: Vec<Cleaned>,
     token: String,
     serial: String,
     keyring: String,
@@ -67,9 +107,11 @@ pub(super) struct Listed {
     pub(super) state: &'static str,
     made: String,
     activated: Option<String>,
+    #[serde(skip)]
+    pub(super) activated_at: Option<i64>,
     pub(super) current: bool,
     pub(super) works: bool,
-    wraps_reserved: Option<u64>,
+    pub(super) wraps_reserved: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -87,6 +129,7 @@ impl Listed {
             state: key.fact.state.name(),
             made: day_and_time(key.fact.made),
             activated: key.fact.activated.map(day_and_time),
+            activated_at: key.fact.activated.map(jiff::Timestamp::as_second),
             current: key.current,
             works: key.works,
             wraps_reserved: key.reserved,
@@ -114,11 +157,18 @@ impl List {
             let rows: Vec<_> = std::iter::once(heading).chain(self.keys.iter().map(row)).collect();
             table(out, &rows)?;
         }
+        for one in &self.cleaned {
+            writeln!(out, "{} the key in the making with id {}: {}", one.outcome, one.id, one.why)?;
+        }
         for one in &self.strangers {
             writeln!(out, "not used: an object with our label and id {:?}: {}", one.id, plain(&one.why))?;
         }
         for one in &self.leftovers {
-            writeln!(out, "left by a crash: a key in the making with id {}: {}", one.id, one.why)?;
+            writeln!(
+                out,
+                "left by a crash: a key in the making with id {}: {}; `hardwrap key list --clean` tidies up",
+                one.id, one.why
+            )?;
         }
         Ok(())
     }

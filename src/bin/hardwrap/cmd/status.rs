@@ -3,12 +3,14 @@ use std::io::Write;
 
 use clap::Args;
 use hardwrap::column::Column;
-use hardwrap::keeper::Keeper;
+use hardwrap::hsm;
+use hardwrap::keeper::{ColumnStatus, Keeper};
 use hardwrap::store::Counts;
 use serde::Serialize;
 
 use super::columns::policy;
 use super::key::Listed;
+use super::prometheus::Exposition;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::text::plain;
@@ -22,20 +24,21 @@ pub(crate) struct Status {
     /// Print the SQL that repeats each count as well (--json always has it)
     #[arg(long)]
     sql: bool,
+    /// Print the figures in the text format that Prometheus reads
+    #[arg(long, conflicts_with_all = ["json", "sql"])]
+    prometheus: bool,
 }
 
 impl Status {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let config = app.config()?;
         let keeper = Keeper::unchecked(&config)?;
-        let report = keeper.keyring().report()?;
-        let mut columns = Vec::new();
-        for (column, facts) in keeper.columns() {
-            columns.push(match facts.usable() {
-                Ok(()) => Counted::of(column, keeper.db().count(column)?),
-                Err(fault) => Counted { fault: Some(fault.to_string()), ..Counted::of(column, Counts::default()) },
-            });
-        }
+        let found = keeper.status()?;
+        let report = &found.token;
+        let column = |one: ColumnStatus| match one.counts {
+            Ok(counts) => Counted::of(&one.column, counts),
+            Err(fault) => Counted { fault: Some(fault.to_string()), ..Counted::of(&one.column, Counts::default()) },
+        };
         let mut status = Shown {
             environment: config.environment.clone(),
             token: report.token.label.clone(),
@@ -45,9 +48,9 @@ impl Status {
             strangers: report.strangers.len(),
             leftovers: report.leftovers.len(),
             database: keeper.db().url().to_string(),
-            database_identity: keeper.db().ready()?.identity,
-            columns,
-            critical: Vec::new(),
+            database_identity: found.identity,
+            columns: found.columns.into_iter().map(column).collect(),
+            critical: found.wrong.iter().map(ToString::to_string).collect(),
             warnings: Vec::new(),
         };
         status.judge();
@@ -56,6 +59,9 @@ impl Status {
             (true, true, false) => 3,
             _ => 0,
         };
+        if self.prometheus {
+            return app.report(out, verdict, &status, |out| out.write_all(status.exposition().text().as_bytes()));
+        }
         app.report(out, verdict, &status, |out| status.write(out, self.sql))
     }
 }
@@ -113,11 +119,26 @@ impl Counted {
     }
 }
 
+impl Counted {
+    /// What is not sealed, by its name in output.
+    fn others(&self) -> [(&'static str, u64); 6] {
+        [
+            ("cleartext", self.cleartext),
+            ("foreign", self.foreign),
+            ("other_version", self.other_version),
+            ("damaged", self.damaged),
+            ("empty", self.empty),
+            ("null", self.null),
+        ]
+    }
+}
+
+fn key_id(key: &Listed) -> &str {
+    &key.kid
+}
+
 impl Shown {
     fn judge(&mut self) {
-        if !self.keys.iter().any(|key| key.current && key.works) {
-            self.critical.push("no key seals: run `hardwrap init`".to_owned());
-        }
         for key in self.keys.iter().filter(|key| !key.works) {
             self.critical.push(format!("key {} is recorded and does not work", key.kid));
         }
@@ -159,6 +180,95 @@ impl Shown {
         }
     }
 
+    fn exposition(&self) -> Exposition {
+        let mut shown = Exposition::default();
+        let gauge = |is: bool| u64::from(is);
+        let keys = |value: fn(&Listed) -> Option<u64>| -> Vec<_> {
+            let sample = |key| Some((vec![("kid", key_id(key))], value(key)?));
+            self.keys.iter().filter_map(sample).collect()
+        };
+        shown.gauge(
+            "hardwrap_info",
+            "Which deployment this is.",
+            &[(vec![("environment", &*self.environment), ("keyring", &self.keyring), ("token", &self.token)], 1)],
+        );
+        let states: Vec<_> = self
+            .keys
+            .iter()
+            .map(|key| (vec![("kid", key_id(key)), ("state", key.state), ("alg", key.alg)], 1))
+            .collect();
+        shown.gauge("hardwrap_key_state", "The state of a master key, as its label says.", &states);
+        shown.gauge(
+            "hardwrap_key_works",
+            "Whether the key is on the token and its canary unwraps.",
+            &keys(|key| Some(u64::from(key.works))),
+        );
+        shown.gauge(
+            "hardwrap_key_current",
+            "Whether new values are sealed under the key.",
+            &keys(|key| Some(u64::from(key.current))),
+        );
+        shown.gauge(
+            "hardwrap_key_activated_timestamp_seconds",
+            "When the key became active, in unix seconds.",
+            &keys(|key| key.activated_at.and_then(|at| u64::try_from(at).ok())),
+        );
+        shown.gauge(
+            "hardwrap_key_wraps_reserved",
+            "How many wraps of an A256GCMKW key are reserved.",
+            &keys(|key| key.wraps_reserved),
+        );
+        shown.gauge(
+            "hardwrap_key_wraps_limit",
+            "How many wraps an A256GCMKW key may do (half of SP 800-38D section 8.3).",
+            &keys(|key| key.wraps_reserved.map(|_| hsm::MOST_USES)),
+        );
+        shown.gauge(
+            "hardwrap_token_strangers",
+            "Objects with our label that do not count.",
+            &[(vec![], self.strangers as u64)],
+        );
+        shown.gauge(
+            "hardwrap_token_leftovers",
+            "Keys that a crash left in the making.",
+            &[(vec![], self.leftovers as u64)],
+        );
+        let mut values = Vec::new();
+        for column in self.columns.iter().filter(|column| column.fault.is_none()) {
+            let name = column.column.as_str();
+            for (kid, count) in &column.sealed {
+                values.push((vec![("column", name), ("kind", "sealed"), ("kid", kid.as_str())], *count));
+            }
+            for (kind, count) in column.others() {
+                values.push((vec![("column", name), ("kind", kind), ("kid", "")], count));
+            }
+        }
+        shown.gauge("hardwrap_column_values", "Values of a sealed column by what they are.", &values);
+        let columns = |value: &dyn Fn(&Counted) -> u64| -> Vec<_> {
+            self.columns.iter().map(|column| (vec![("column", column.column.as_str())], value(column))).collect()
+        };
+        shown.gauge("hardwrap_column_rows", "Rows of the table.", &columns(&|column| column.rows));
+        shown.gauge(
+            "hardwrap_column_fault",
+            "Whether the column cannot be used.",
+            &columns(&|column| gauge(column.fault.is_some())),
+        );
+        shown.gauge(
+            "hardwrap_cleartext_window",
+            "Whether the column accepts cleartext.",
+            &columns(&|column| gauge(column.cleartext_policy == "accept")),
+        );
+        shown.gauge(
+            "hardwrap_findings",
+            "What status has to say.",
+            &[
+                (vec![("severity", "critical")], self.critical.len() as u64),
+                (vec![("severity", "warning")], self.warnings.len() as u64),
+            ],
+        );
+        shown
+    }
+
     fn write(&self, out: &mut dyn Write, sql: bool) -> std::io::Result<()> {
         writeln!(out, "environment  {}", plain(&self.environment))?;
         let (token, serial) = (plain(&self.token), plain(&self.token_serial));
@@ -175,17 +285,15 @@ impl Shown {
             for (kid, count) in &column.sealed {
                 writeln!(out, "  {count} sealed under {kid}")?;
             }
-            for (count, what) in [
-                (column.cleartext, "in cleartext"),
-                (column.foreign, "nr-vault envelopes"),
-                (column.other_version, "of a newer hardwrap"),
-                (column.damaged, "damaged"),
-                (column.empty, "empty"),
-                (column.null, "NULL"),
-            ] {
-                if count > 0 {
-                    writeln!(out, "  {count} {what}")?;
-                }
+            for (kind, count) in column.others().into_iter().filter(|(_, count)| *count > 0) {
+                let what = match kind {
+                    "cleartext" => "in cleartext",
+                    "foreign" => "nr-vault envelopes",
+                    "other_version" => "of a newer hardwrap",
+                    "null" => "NULL",
+                    kind => kind,
+                };
+                writeln!(out, "  {count} {what}")?;
             }
             if sql && column.fault.is_none() {
                 writeln!(out, "  to repeat: {};", plain(column.sql.trim_end_matches(';')))?;
