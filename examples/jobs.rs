@@ -117,8 +117,11 @@ fn run() -> Result<(), Box<dyn Error>> {
     // Fails here, before any row is read, if the token is not there or is the wrong one.
     let keeper = keeper(&database)?.open()?;
     let queue = Queue { keeper, connection: Arc::new(Mutex::new(connect(&database)?)) };
-    Runtime::new()?.block_on(listen(queue))
-    // The last clone of the keeper is gone with the runtime, and its sessions on the token are closed.
+    let keeper = queue.keeper.clone();
+    let done = Runtime::new()?.block_on(listen(queue));
+    // Whatever is still in a handler gets its answer first.
+    keeper.close();
+    done
 }
 
 async fn listen(queue: Queue) -> Result<(), Box<dyn Error>> {
