@@ -12,6 +12,7 @@
 mod builder;
 mod check;
 mod config;
+mod doctor;
 mod many;
 mod policy;
 mod sealed;
@@ -19,6 +20,9 @@ mod status;
 
 pub use builder::Builder;
 pub use config::{Config, ConfigError, Ignore};
+pub use doctor::{
+    Check, DatabaseFacts, Diagnosis, ExaminedColumn, ExaminedRoute, Finding, FindingId, Outcome, Severity, TokenFacts,
+};
 pub use policy::{Duration, NotADuration, Policy};
 pub use status::{ColumnStatus, Status};
 

@@ -365,6 +365,12 @@ fn the_commands_say_no_secret() {
         &["status"],
         &["status", "--sql", "--check"],
         &["verify", "--all"],
+        &["doctor"],
+        &["runs", "list"],
+        &["runs", "show", "u-1"],
+        &["runs", "cancel", "u-1", "--reason", "x"],
+        &["runs", "purge", "--unfinished", "1", "--dry-run"],
+        &["key", "list", "--clean"],
         &["demo"],
         &["open", "--column", "t.c", "--key", "2"],
         &["open", "--column", "t.c", "--key", "3"],
@@ -374,6 +380,7 @@ fn the_commands_say_no_secret() {
         run(arguments, "");
         run(&[&["--json"], arguments].concat(), "");
     }
+    run(&["status", "--prometheus"], "");
     run(&["open", "--column", "t.c"], VALUE);
     // Wrong settings, whose values may hold what is secret.
     let uri = site.uri_with(&softhsm::softhsm_module(), "env:WRONG_PIN");
@@ -385,7 +392,9 @@ fn the_commands_say_no_secret() {
         (&format!("{PIN}\n"), &url),
     ] {
         write(uri, url);
-        for arguments in [&["init"][..], &["key", "list"], &["status"], &["columns"], &["seal", "--column", "t.c"]] {
+        for arguments in
+            [&["doctor"][..], &["init"], &["key", "list"], &["status"], &["columns"], &["seal", "--column", "t.c"]]
+        {
             run(arguments, VALUE);
         }
     }

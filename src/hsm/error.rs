@@ -150,6 +150,14 @@ impl Error {
         )
     }
 
+    /// What kept the token out of reach, below what says so.
+    pub fn root(&self) -> &Self {
+        match self {
+            Self::Connecting(error) | Self::Down(error) => error.root(),
+            other => other,
+        }
+    }
+
     /// The return value, where a call failed.
     pub fn ckr(&self) -> Option<Ckr> {
         match self {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use diesel::prelude::*;
-use diesel::sql_types::{BigInt, Text};
+use diesel::sql_types::{BigInt, Nullable, Text};
 
 use super::sql::{self, Query};
 use super::{Db, Error};
@@ -48,6 +48,24 @@ impl Db {
     }
 }
 
+impl Db {
+    /// The length in bytes of the longest value without a marker; none where there is none.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
+    pub fn longest_cleartext(&self, column: &Column) -> Result<Option<u64>, Error> {
+        let value = sql::of_t(column.name());
+        let query = Query::new(format!(
+            "SELECT MAX(length({})) AS longest FROM {} WHERE {} = 'cleartext'",
+            sql::as_bytes(&value),
+            sql::from(column),
+            sql::kind_of(&value)
+        ));
+        let rows: Vec<Longest> = self.read_with(|connection| query.load(connection))?;
+        Ok(rows.into_iter().next().and_then(|row| row.longest).map(i64::unsigned_abs))
+    }
+}
+
 /// What the values of one column are.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
@@ -78,6 +96,12 @@ impl Counts {
     pub fn sealed_total(&self) -> u64 {
         self.sealed.values().sum()
     }
+}
+
+#[derive(QueryableByName)]
+struct Longest {
+    #[diesel(sql_type = Nullable<BigInt>)]
+    longest: Option<i64>,
 }
 
 #[derive(QueryableByName)]

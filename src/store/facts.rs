@@ -92,6 +92,16 @@ impl ColumnFacts {
         }
     }
 
+    /// Whether the declared type is one for texts or bytes: elsewhere a STRICT table refuses a sealed value.
+    pub fn takes_text(&self) -> bool {
+        match &self.column {
+            ColumnFact::Declared(declared) | ColumnFact::Generated(declared) => {
+                matches!(Affinity::of(declared), Affinity::Text | Affinity::Blob)
+            }
+            ColumnFact::Missing => true,
+        }
+    }
+
     /// Whether the row column has integer affinity: `007` stored there is 7, so only the canonical decimal of an
     /// integer names its row.
     pub fn row_is_integer(&self) -> bool {

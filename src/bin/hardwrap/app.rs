@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hardwrap::hsm::PinSource;
-use hardwrap::keeper::{Config, Keeper};
+use hardwrap::keeper::{Config, ConfigError, Keeper};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -39,6 +39,16 @@ impl App {
 
     /// Reads the configuration.
     pub(crate) fn config(&self) -> Result<Config, Failure> {
+        let config = self.found_config()??;
+        if let Some(warning) = config.token.pin_source.as_ref().and_then(PinSource::warning) {
+            // Nobody to warn is no reason to stop.
+            let _ = writeln!(io::stderr(), "hardwrap: warning: {}", text::plain(&warning));
+        }
+        Ok(config)
+    }
+
+    /// Reads the configuration, for who wants to know what is wrong with it.
+    pub(crate) fn found_config(&self) -> Result<Result<Config, ConfigError>, Failure> {
         let path = match (&self.global.config, env::var_os("HARDWRAP_CONFIG")) {
             (Some(path), _) => path.clone(),
             (None, Some(path)) => path.into(),
@@ -59,13 +69,9 @@ impl App {
                 value.into_string().map_err(|_| Failure::usage(format!("variable {name} is not UTF-8 text")))?;
             variables.insert(name.to_owned(), value);
         }
-        let mut config = Config::read(&path, &variables)?;
-        if self.global.ask_pin {
+        let mut config = Config::read(&path, &variables);
+        if let (Ok(config), true) = (&mut config, self.global.ask_pin) {
             config.token.pin_source = Some(PinSource::Prompt);
-        }
-        if let Some(warning) = config.token.pin_source.as_ref().and_then(PinSource::warning) {
-            // Nobody to warn is no reason to stop.
-            let _ = writeln!(io::stderr(), "hardwrap: warning: {}", text::plain(&warning));
         }
         Ok(config)
     }

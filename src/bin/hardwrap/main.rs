@@ -32,6 +32,7 @@ enum Command {
     Columns(cmd::Columns),
     Verify(cmd::Verify),
     Status(cmd::Status),
+    Doctor(cmd::Doctor),
     Runs(cmd::Runs),
     Demo(cmd::Demo),
     Completions(cmd::Completions),
@@ -75,6 +76,7 @@ fn run(command: Command, app: &App) -> Result<u8, Failure> {
         Command::Columns(columns) => columns.run(app, &mut out),
         Command::Verify(verify) => verify.run(app, &mut out),
         Command::Status(status) => status.run(app, &mut out),
+        Command::Doctor(doctor) => doctor.run(app, &mut out),
         Command::Runs(runs) => runs.run(app, &mut out),
         Command::Demo(demo) => demo.run(app, &mut out),
         Command::Completions(completions) => completions.run(Arguments::command(), &mut out),
@@ -87,4 +89,4 @@ fn run(command: Command, app: &App) -> Result<u8, Failure> {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 failed or something critical was found, 2 wrong usage or configuration, 3 warnings only \
-(status --check), 4 token or database unavailable: try again.";
+(doctor, status --check), 4 token or database unavailable: try again.";

@@ -1,0 +1,349 @@
+//! Module, PIN, token, keyring and keys.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::configuration::{chain, writable};
+use super::database::Opened;
+use super::{Examination, Finding, FindingId, Severity};
+use crate::hsm::{self, Health, KeyReport, Keyring, MOST_USES, PinError, PinSource, Report, RouteTrial, State};
+use crate::keeper::{Config, Error, check};
+
+/// The token, its keys, and how fast it is.
+#[derive(Debug, Serialize)]
+pub struct TokenFacts {
+    /// `label`.
+    pub label: String,
+    /// `serialNumber`.
+    pub serial: String,
+    /// `manufacturerID`.
+    pub manufacturer: String,
+    /// `model`.
+    pub model: String,
+    /// The module's file.
+    pub module: String,
+    /// The label of the keys.
+    pub keyring: String,
+    /// How many sessions are opened at most.
+    pub sessions: usize,
+    /// Where the record stands.
+    pub record: &'static str,
+    /// How many keys the record names.
+    pub keys: usize,
+    /// How many databases the record names.
+    pub databases: usize,
+    /// Every route, tried on throw-away keys.
+    pub routes: Vec<ExaminedRoute>,
+    /// The route that a new key takes, if any works.
+    pub recommended: Option<&'static str>,
+}
+
+/// One route, tried.
+#[derive(Debug, Serialize)]
+pub struct ExaminedRoute {
+    /// Its name.
+    pub route: &'static str,
+    /// What it makes.
+    pub alg: &'static str,
+    /// Median of one wrap, in microseconds.
+    pub wrap_us: Option<u64>,
+    /// Median of one unwrap, in microseconds.
+    pub unwrap_us: Option<u64>,
+    /// Why it does not work here.
+    pub fault: Option<String>,
+}
+
+/// A token that answered.
+pub(super) struct Seen {
+    pub(super) report: Report,
+    pub(super) facts: TokenFacts,
+}
+
+pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &mut Examination) -> Option<Seen> {
+    let module = &config.token.uri.module;
+    let subject = module.display().to_string();
+    let mut found = Vec::new();
+    if let Some((path, how)) = writable(module) {
+        let remedy =
+            format!("chown root and chmod go-w {}, and make sure that the module is the vendor's", path.display());
+        found.push(Finding::new(FindingId::ModuleWritable, &*subject, format!("{}: {how}", path.display()), remedy));
+    }
+    pin(config.token.pin_source.as_ref(), examination);
+    if !found.is_empty() {
+        examination.ran("module", found);
+        examination.skip("the module is not loaded: others can write it");
+        return None;
+    }
+    let keyring = match Keyring::new(config.token.clone()) {
+        Ok(keyring) => keyring,
+        Err(error) => {
+            let remedy = "install the token's PKCS#11 module, or correct module-path in token.uri";
+            found.push(Finding::new(FindingId::ModuleMissing, subject, chain(&error), remedy));
+            examination.ran("module", found);
+            examination.skip("the module could not be loaded");
+            return None;
+        }
+    };
+    examination.ran("module", found);
+    let report = match keyring.report() {
+        Ok(report) => report,
+        Err(error) => {
+            examination.ran("token", vec![unreachable(&error, config)]);
+            skip_token(examination, "the token could not be asked");
+            return None;
+        }
+    };
+    token(config, &report, examination);
+    ring(&keyring, &report, database, examination);
+    keys(config, &report, examination);
+    let routes = routes(&keyring, &report, examination);
+    let facts = facts(config, &report, routes);
+    Some(Seen { report, facts })
+}
+
+fn skip_token(examination: &mut Examination, why: &str) {
+    for id in ["keyring", "keys", "routes"] {
+        examination.not_run(id, why);
+    }
+}
+
+fn pin(source: Option<&PinSource>, examination: &mut Examination) {
+    let mut found = Vec::new();
+    match source {
+        Some(source @ PinSource::File(path)) => {
+            if let Some(warning) = source.warning() {
+                let (path, remedy) = (path.display().to_string(), format!("chmod 600 {}", path.display()));
+                found.push(Finding::new(FindingId::PinReadable, path, warning, remedy));
+            }
+        }
+        Some(PinSource::Env(name)) => found.push(Finding::new(
+            FindingId::PinInEnvironment,
+            format!("env:{name}"),
+            "the PIN comes from an environment variable",
+            "use pin-source=file: or credential: instead, where the platform has secret files",
+        )),
+        Some(PinSource::Credential(_) | PinSource::Prompt) | None => {}
+    }
+    examination.ran("pin", found);
+}
+
+/// Why the token could not be asked.
+fn unreachable(error: &hsm::Error, config: &Config) -> Finding {
+    let named = &config.token.uri;
+    let subject = named.wanted();
+    let found = |id, remedy: &str| Finding::new(id, &*subject, chain(error), remedy);
+    match error.root() {
+        hsm::Error::Token { .. } => found(
+            FindingId::TokenNotFound,
+            "plug the token in, or correct token.uri: what is there is listed; add serial= where two have one label",
+        ),
+        hsm::Error::Record(_) => found(
+            FindingId::RecordDamaged,
+            "use the hardwrap that wrote the record where it is a newer one; else put the token's backup back",
+        ),
+        hsm::Error::Pin(PinError::Source(..) | PinError::NotText(_) | PinError::None) => {
+            found(FindingId::PinUnreadable, "put the PIN where pin-source= says, or correct pin-source=")
+        }
+        hsm::Error::Pin(PinError::CountLow) => {
+            found(FindingId::PinCountLow, "log in once yourself, with the right PIN: hardwrap key list --ask-pin")
+        }
+        hsm::Error::Pin(PinError::FinalTry | PinError::Locked) => {
+            found(FindingId::PinLocked, "the security officer sets a new PIN with the vendor's tool")
+        }
+        hsm::Error::Pin(_) => found(
+            FindingId::PinRefused,
+            "correct the PIN, then log in once yourself: hardwrap key list --ask-pin; no program tries it again",
+        ),
+        _ => found(FindingId::TokenUnreachable, "see to the token and its connection, then run doctor again"),
+    }
+}
+
+fn token(config: &Config, report: &Report, examination: &mut Examination) {
+    let mut found = Vec::new();
+    let token = &report.token;
+    if config.environment == "production" && [&token.model, &token.manufacturer].iter().any(|it| it.contains("SoftHSM"))
+    {
+        found.push(Finding::new(
+            FindingId::TokenInSoftware,
+            token.to_string(),
+            format!("{} in environment production", token.model),
+            "keep production keys in an HSM; where this is none, say so: environment = \"ci\", for example",
+        ));
+    }
+    examination.ran("token", found);
+}
+
+/// The keyring as a whole, and what else has its label.
+fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examination: &mut Examination) {
+    let mut found = Vec::new();
+    let subject = format!("keyring {} on {}", keyring.label(), report.token);
+    let seen = database.map_or(&[][..], |database| &database.seen);
+    match check::same_keys(report, keyring.label(), seen) {
+        Ok(()) if report.keys.is_empty() => {
+            found.push(Finding::new(FindingId::KeyringEmpty, &*subject, "it has no key", "run hardwrap init"));
+        }
+        Ok(()) => {}
+        Err(error) => {
+            let (id, remedy) = match error {
+                Error::OlderRecord { .. } => {
+                    (FindingId::RecordOlder, "put the newest backup of the token back, or undo that of the older one")
+                }
+                _ => (
+                    FindingId::KeyringOther,
+                    "plug in the right token, or correct token.uri and keyring; where the keys are lost, restore the \
+                     token's backup",
+                ),
+            };
+            found.push(Finding::new(id, &*subject, error.to_string(), remedy));
+        }
+    }
+    if let Some(identity) = database.and_then(|database| database.identity.as_ref())
+        && !report.keys.is_empty()
+        && !report.databases.contains(identity)
+    {
+        let what = "the keyring record does not name this database";
+        found.push(Finding::new(
+            FindingId::DatabaseNotNoted,
+            &*subject,
+            what,
+            "run hardwrap init: it changes nothing else",
+        ));
+    }
+    for stranger in report.strangers.iter().filter(|stranger| !explained(report, &stranger.id)) {
+        let object = format!("object with id {:?}", stranger.id);
+        let what = format!("an object with our label does not count: {}", stranger.why);
+        let remedy = "find out who made it, and destroy it with the vendor's tool";
+        let id = if stranger.private { FindingId::ObjectUnrecorded } else { FindingId::ObjectPlanted };
+        found.push(Finding::new(id, object, what, remedy));
+    }
+    for (id, recorded) in &report.leftovers {
+        let what = if *recorded { "the record names it" } else { "nothing names it" };
+        let what = format!("a crash left this key in the making; {what}");
+        found.push(Finding::new(FindingId::KeyLeft, format!("key {id}"), what, "run hardwrap key list --clean"));
+    }
+    examination.ran("keyring", found);
+}
+
+/// Whether a private object that does not count is one of the record's keys, about which another finding is.
+fn explained(report: &Report, id: &str) -> bool {
+    report
+        .keys
+        .iter()
+        .any(|key| key.fact.kid.to_string() == id && !matches!(key.health, Health::Works | Health::Doubled))
+}
+
+fn keys(config: &Config, report: &Report, examination: &mut Examination) {
+    let mut found = Vec::new();
+    for key in &report.keys {
+        let subject = format!("key {}", key.fact.kid);
+        let restore = "restore the token's backup; no key can be made in its place";
+        let finding = match key.health {
+            Health::Works | Health::Gone => None,
+            Health::Missing => {
+                Some((FindingId::KeyMissing, "the record names it, and it is not on the token".to_owned(), restore))
+            }
+            Health::Doubled => Some((
+                FindingId::KeyDoubled,
+                "two keys on the token have this id".to_owned(),
+                "find out who made the other one, and destroy that with the vendor's tool",
+            )),
+            Health::CanaryFails => Some((
+                FindingId::KeyCanary,
+                "a key of this id is there, and does not unwrap the record's canary".to_owned(),
+                restore,
+            )),
+            Health::WrongAttributes(why) => Some((FindingId::KeyAttributes, format!("it is {why}"), restore)),
+        };
+        if let Some((id, what, remedy)) = finding {
+            found.push(Finding::new(id, &*subject, what, remedy));
+        }
+        found.extend(wearing_out(config, key));
+    }
+    let seals = report.keys.iter().any(|key| key.current);
+    if !report.keys.is_empty() && !seals && report.keys.iter().all(|key| key.fact.state != State::Active) {
+        let what = "no key of the keyring is active";
+        found.push(Finding::new(FindingId::NoActiveKey, "keyring", what, "make a key active; see hardwrap key list"));
+    }
+    examination.ran("keys", found);
+}
+
+/// How close a key is to the end of its use.
+fn wearing_out(config: &Config, key: &KeyReport) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let subject = format!("key {}", key.fact.kid);
+    if let Some(reserved) = key.reserved.filter(|reserved| *reserved >= MOST_USES / 2) {
+        let what = format!("{reserved} of {MOST_USES} wraps under A256GCMKW are reserved");
+        let finding = Finding::new(FindingId::WrapsRunningOut, &*subject, what, "rotate to a new key");
+        let severity = if reserved >= MOST_USES / 10 * 9 { Severity::Critical } else { finding.severity };
+        found.push(Finding { severity, ..finding });
+    }
+    let age = key.fact.activated.map(|since| Timestamp::now().as_second().saturating_sub(since.as_second()));
+    let period = config.policy.cryptoperiod;
+    if key.current && age.is_some_and(|age| u64::try_from(age).is_ok_and(|age| age > period.as_secs())) {
+        let what = format!("it has sealed for longer than policy.cryptoperiod ({period})");
+        let remedy = "rotate to a new key, or set the cryptoperiod that your policy allows";
+        found.push(Finding::new(FindingId::CryptoperiodPassed, &*subject, what, remedy));
+    }
+    found
+}
+
+fn routes(keyring: &Keyring, report: &Report, examination: &mut Examination) -> Vec<RouteTrial> {
+    let trials = match keyring.try_routes() {
+        Ok(trials) => trials,
+        Err(error) => {
+            examination.not_run("routes", chain(&error));
+            return Vec::new();
+        }
+    };
+    let mut found = Vec::new();
+    let best = trials.iter().find(|trial| trial.outcome.is_ok());
+    match (best, report.keys.iter().find(|key| key.current)) {
+        (None, _) => {
+            let faults: Vec<_> = trials.iter().filter_map(|trial| trial.outcome.as_ref().err()).cloned().collect();
+            let remedy = "use a token that has AES key wrap (RFC 3394) or AES-GCM, or have the vendor enable it";
+            found.push(Finding::new(FindingId::NoRoute, report.token.to_string(), faults.join("; "), remedy));
+        }
+        (Some(best), Some(key)) if best.route != key.fact.route => found.push(Finding::new(
+            FindingId::RouteBetter,
+            format!("key {}", key.fact.kid),
+            format!("it wraps by {}, and {} works here too", key.fact.route, best.route),
+            format!("make the next key with --mechanism {}", best.route),
+        )),
+        _ => {}
+    }
+    examination.ran("routes", found);
+    trials
+}
+
+fn facts(config: &Config, report: &Report, trials: Vec<RouteTrial>) -> TokenFacts {
+    let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let recommended = trials.iter().find(|trial| trial.outcome.is_ok()).map(|trial| trial.route.name());
+    let route = |trial: RouteTrial| {
+        let (timing, fault) = match trial.outcome {
+            Ok(timing) => (Some(timing), None),
+            Err(fault) => (None, Some(fault)),
+        };
+        ExaminedRoute {
+            route: trial.route.name(),
+            alg: trial.route.alg().name(),
+            wrap_us: timing.map(|timing| micros(timing.wrap)),
+            unwrap_us: timing.map(|timing| micros(timing.unwrap)),
+            fault,
+        }
+    };
+    let token = &report.token;
+    TokenFacts {
+        label: token.label.clone(),
+        serial: token.serial.clone(),
+        manufacturer: token.manufacturer.clone(),
+        model: token.model.clone(),
+        module: config.token.uri.module.display().to_string(),
+        keyring: config.token.keyring.clone(),
+        sessions: config.token.sessions,
+        record: "private data objects on the token",
+        keys: report.keys.len(),
+        databases: report.databases.len(),
+        routes: trials.into_iter().map(route).collect(),
+        recommended,
+    }
+}
