@@ -3,6 +3,7 @@
 pub mod aead;
 pub mod codec;
 pub mod column;
+pub mod docs;
 pub mod envelope;
 pub mod hsm;
 pub mod keeper;
