@@ -5,9 +5,8 @@ use std::fmt;
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
-use super::key::escaped;
 use super::sql::{self, Query};
-use super::{Db, Error};
+use super::{Db, Error, Plain};
 
 impl Db {
     /// Looks for well-formed fronts of ours, `hw1:` and a key id, in every column of every table but SQLite's own and
@@ -55,12 +54,10 @@ impl Found {
     }
 }
 
-/// `TABLE.COLUMN`, escaped as a [`Key`](super::Key) is.
+/// `TABLE.COLUMN`, as [`Plain`] shows them.
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        escaped(&self.table, f)?;
-        f.write_str(".")?;
-        escaped(&self.column, f)
+        write!(f, "{}.{}", Plain(&self.table), Plain(&self.column))
     }
 }
 

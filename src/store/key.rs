@@ -1,10 +1,11 @@
 //! What a row is found by.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text};
 
+use super::Plain;
 use super::sql::Query;
 
 /// The value of a row's key column.
@@ -57,13 +58,13 @@ impl From<&str> for Key {
     }
 }
 
-/// The number or text itself, for people to read: what would move a cursor, end a line or turn its direction is
-/// escaped. Bytes as `x'0a1b'`. The way back to the row is [`Db::read_key`](super::Db::read_key), not this text.
+/// The number or text itself, for people to read: texts as [`Plain`] shows them, bytes as `x'0a1b'`. The way
+/// back to the row is [`Db::read_key`](super::Db::read_key), not this text.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Integer(value) => value.fmt(f),
-            Self::Text(value) => escaped(value, f),
+            Self::Text(value) => Plain(value).fmt(f),
             Self::Odd(OddKey(Kind::Null)) => f.write_str("NULL"),
             Self::Odd(OddKey(Kind::Real(bits))) => f64::from_bits(*bits).fmt(f),
             Self::Odd(OddKey(Kind::Bytes(bytes) | Kind::NotUtf8(bytes))) => {
@@ -73,16 +74,6 @@ impl fmt::Display for Key {
             }
         }
     }
-}
-
-/// A text from the database, as a terminal may show it: a control character, a separator of lines and whatever turns
-/// the direction of writing stands there as `\u{1b}`, everything else as it is.
-pub(super) fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    text.chars().try_for_each(|c| {
-        let turns =
-            matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || turns { write!(f, "{}", c.escape_debug()) } else { f.write_char(c) }
-    })
 }
 
 /// A key as [`KeyParts::select`] reads it.

@@ -1,25 +1,13 @@
 //! Text for people: tables, and secrets read from standard input.
 
-use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 
+use hardwrap::store::Plain;
 use zeroize::{Zeroize, Zeroizing};
 
-/// Text from elsewhere, as a terminal may see it: what would move a cursor, end a line or turn its direction is escaped.
+/// Text from elsewhere, as a terminal may see it.
 pub(crate) fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    for character in text.chars() {
-        let turns = matches!(
-            character,
-            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-        );
-        if character.is_control() || turns {
-            let _ = write!(plain, "{}", character.escape_debug());
-        } else {
-            plain.push(character);
-        }
-    }
-    plain
+    Plain(text).to_string()
 }
 
 /// Writes rows in columns as wide as their widest cell. The first row is the heading.
