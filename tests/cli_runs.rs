@@ -298,3 +298,36 @@ fn a_shell_completes_the_commands_and_each_has_its_page() {
     assert!(!fs::exists(pages.join("hardwrap-count-demo-texts.1")).unwrap());
     bench.fails(1, &["man", "/proc/nowhere"], b"");
 }
+
+#[test]
+fn help_says_what_each_command_changes_and_shows_it_used() {
+    let mut ahead = vec![Vec::<String>::new()];
+    let mut seen = 0;
+    while let Some(command) = ahead.pop() {
+        let words: Vec<_> = command.iter().map(String::as_str).chain(["--help"]).collect();
+        let done = Command::new(env!("CARGO_BIN_EXE_hardwrap")).args(&words).output().unwrap();
+        let help = text(&done.stdout);
+        assert!(done.status.success() && done.stderr.is_empty(), "{words:?}");
+        let summary = help.lines().next().unwrap();
+        assert!(!summary.is_empty() && !summary.ends_with('.'), "{words:?}: {summary}");
+        let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        for name in listed.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next()) {
+            ahead.push([&command[..], &[name.to_owned()]].concat());
+        }
+        let spoken = format!("hardwrap {}", command.join(" "));
+        if help.contains("\nCommands:\n") {
+            continue;
+        }
+        seen += 1;
+        let (_, notes) = help.split_once("Options of every command:").unwrap();
+        assert!(notes.contains(&format!("  {spoken}")) || notes.contains(&format!("| {spoken}")), "no example: {help}");
+        // What an example shows is there.
+        for line in notes.lines().filter_map(|line| line.split_once("hardwrap ").map(|(_, rest)| rest)) {
+            let flags = line.split(['|', '>', '<', '\\', '&']).next().unwrap().split("   ").next().unwrap();
+            for flag in flags.split_whitespace().filter(|word| word.starts_with("--") && *word != "--json") {
+                assert!(help.contains(flag), "{flag} of the example is no flag: {help}");
+            }
+        }
+    }
+    assert!(seen > 12, "{seen}");
+}

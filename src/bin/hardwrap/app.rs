@@ -17,13 +17,13 @@ use crate::text;
 #[derive(Args)]
 pub(crate) struct Global {
     /// The configuration file [default: $HARDWRAP_CONFIG, else ./hardwrap.toml]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = EVERYWHERE)]
     config: Option<PathBuf>,
     /// Ask for the PIN on the terminal, whatever the configuration says
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     ask_pin: bool,
     /// Print JSON instead of text, where a command reports
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
 }
 
@@ -113,3 +113,5 @@ impl App {
         out.flush()
     }
 }
+
+const EVERYWHERE: &str = "Options of every command";

@@ -88,5 +88,12 @@ fn run(command: Command, app: &App) -> Result<u8, Failure> {
 }
 
 const AFTER_HELP: &str = "\
+A first look, which changes nothing:
+  hardwrap doctor          everything, with what may come of what is wrong, and what to do
+  hardwrap status          keys, database, what is sealed and what is not
+  hardwrap columns         the columns, and whether the database has them
+  hardwrap verify          opens 100 values of each column and prints none
+Each command has examples: hardwrap runs cancel --help
+
 Exit codes: 0 done, 1 failed or something critical was found, 2 wrong usage or configuration, 3 warnings only \
 (doctor, status --check), 4 token or database unavailable: try again.";

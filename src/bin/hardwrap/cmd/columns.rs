@@ -11,7 +11,13 @@ use crate::failure::Failure;
 use crate::text;
 
 /// List the register: every sealed column, and what the schema says of it
+///
+/// Asks the token nothing and changes nothing. Exits 1 where a column cannot be used as it is registered.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap columns
+The last cell says what is wrong with a column; what is right has none.")]
 pub(crate) struct Columns {}
 
 impl Columns {

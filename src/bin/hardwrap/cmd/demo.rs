@@ -15,8 +15,13 @@ use crate::text;
 
 /// Watch agent runs being sealed: inserts three in clear, seals them, searches the raw database files, opens them again
 ///
-/// Works in the configured database, which needs the preset nr-llm and an environment that is not production.
+/// Works in the configured database, which needs the preset nr-llm and an environment that is not production. Its three
+/// runs stay there, sealed; run again, they are replaced. Tries every way to get the key out of the token, too.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap demo
+For a database that may be thrown away. Runs that are not the demo's are left alone.")]
 pub(crate) struct Demo {}
 
 impl Demo {

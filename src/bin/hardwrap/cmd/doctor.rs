@@ -13,6 +13,9 @@ use crate::text::plain;
 /// keeps no other from being examined.
 #[derive(Args)]
 #[command(after_help = "\
+Examples:
+  hardwrap doctor
+  hardwrap --json doctor | jq -r '.findings[].id'
 Exit codes: 0 nothing to say or only information, 1 something critical, 3 warnings only, 2 wrong usage.
 A check that did not run is never a pass: the last lines name it.")]
 pub(crate) struct Doctor {}

@@ -14,9 +14,14 @@ use crate::text::plain;
 
 /// Make the first key and its record on the token, and our tables in the database
 ///
-/// Run again, it upgrades our tables and changes nothing else. What it prints is a record of the ceremony, to be
-/// printed and signed by those who were there.
+/// Run again, it upgrades our tables and changes nothing else. A first key is made only where the database holds no
+/// sealed values. What it prints is a record of the ceremony, to be printed and signed by those who were there.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap init
+  hardwrap init --print-sql      the tables, for whoever has to allow them; needs no configuration
+Changes the token (key and record, where missing) and the database (hardwrap_* tables; those of the preset nr-llm).")]
 pub(crate) struct Init {
     /// How the key is to wrap: auto, aes-kw, aes-gcm, or one route (aes-kw-encrypt, aes-gcm-caller-iv, aes-kw-wrap,
     /// aes-gcm-token-iv)

@@ -23,7 +23,15 @@ enum Act {
 }
 
 /// List the keys that the keyring record names, and objects with our label that do not count
+///
+/// Each key is found, its attributes are checked, and its canary is unwrapped. Changes nothing but with --clean, which
+/// asks the database first what it names.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap key list
+  hardwrap key list --clean      after a crash of init
+A key that DOES NOT UNWRAP is recorded, and missing or altered on the token: values under it cannot be opened.")]
 struct KeyList {
     /// Tidy up what a crash left in the making: relabel a key that is recorded, destroy one that nothing names
     #[arg(long)]

@@ -12,8 +12,13 @@ use crate::text;
 /// Open a sealed text: reads it on standard input, or from the database by --key, writes the value's bytes on standard
 /// output
 ///
-/// Nothing is added to the value. One newline after a sealed text is not part of it.
+/// Prints a secret. Nothing is added to the value. One newline after a sealed text is not part of it. Changes nothing.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap open --column customer.iban --key 7              the row whose key column holds 7
+  hardwrap open --column customer.iban --row 7 < sealed     a text that was taken elsewhere
+Exit 4 says that token or database is out of reach, and nothing of the value; exit 1 that it does not open there.")]
 pub(crate) struct Open {
     #[command(flatten)]
     whose: Whose,

@@ -47,7 +47,15 @@ impl Runs {
 }
 
 /// List runs, oldest first, and what their two sealed columns hold
+///
+/// Asks the token nothing, reads no value and changes nothing. A run in a status that this hardwrap does not know is
+/// listed as unknown.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap runs list --status queued --status running
+  hardwrap runs list --stale                     what a worker left behind
+  hardwrap --json runs list | jq '.[] | select(.queued_request.kind == \"damaged\")'")]
 struct List {
     /// Only runs that stand here: queued, running, waiting_for_approval, waiting_for_input, completed, failed, cancelled
     #[arg(long, value_name = "STATUS", value_parser = status)]
@@ -101,7 +109,12 @@ impl List {
 }
 
 /// Show everything of one run but its values
+///
+/// Asks the token nothing and changes nothing. Says how each value is opened; that does need the token.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap runs show 0b9ff7a4-7c39-4fd1-9d1c-3b6f6a1f2c55")]
 struct Show {
     /// Its uuid
     #[arg(value_name = "UUID")]
@@ -147,7 +160,7 @@ impl Show {
             for (column, fact) in
                 [("queued_request", &listed.queued_request), ("suspended_state", &listed.suspended_state)]
             {
-                if fact.bytes > 0 {
+                if ["sealed", "cleartext"].contains(&fact.kind) {
                     writeln!(
                         out,
                         "to open it: hardwrap open --column tx_nrllm_agentrun.{column} --key {}",
@@ -164,6 +177,9 @@ impl Show {
 ///
 /// Asks no key: a run that cannot be opened can be called off too.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap runs cancel 0b9ff7a4-7c39-4fd1-9d1c-3b6f6a1f2c55 --reason 'asked by its owner' --confirm 0b9ff7a4-7c39-4fd1-9d1c-3b6f6a1f2c55")]
 struct Cancel {
     /// Its uuid
     #[arg(value_name = "UUID")]
@@ -211,7 +227,13 @@ impl Cancel {
 }
 
 /// Delete old runs with their events, never one under a lease
+///
+/// Asks no key. What is deleted is gone; --dry-run counts it first, by the same conditions.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap runs purge --finished 30 --dry-run
+  hardwrap runs purge --finished 30 --unfinished 90")]
 #[command(group = clap::ArgGroup::new("window").required(true).multiple(true))]
 struct Purge {
     /// Runs that ended and were made more than so many days ago

@@ -9,8 +9,13 @@ use crate::text;
 
 /// Seal a value: reads its bytes on standard input, writes the sealed text on standard output
 ///
-/// Nothing is added to the text, and nothing is stored. An empty value stays empty.
+/// Nothing is added to the text, and nothing is stored: that is for the application to do, in the row that was named.
+/// An empty value stays empty. Changes nothing in the database.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  printf %s DE02120300000000202051 | hardwrap seal --column customer.iban --row 7
+The value opens in this column and row, and nowhere else. A newline at its end is part of it: echo adds one.")]
 pub(crate) struct Seal {
     #[command(flatten)]
     whose: Whose,

@@ -16,7 +16,16 @@ use crate::failure::Failure;
 use crate::text::plain;
 
 /// Show keys, database, and what the values of each column are
+///
+/// Changes nothing and opens no value: the database counts them by how they begin. Reports, and fails only where token
+/// or database cannot be asked; with --check it fails by what it finds as well.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap status --check                what monitoring runs
+  hardwrap status --sql                  for whoever wants to count without hardwrap
+  hardwrap status --prometheus > hardwrap.prom.new && mv hardwrap.prom.new hardwrap.prom
+Figures for Prometheus are whole or not there: where token or database cannot be asked, nothing is printed (exit 4).")]
 pub(crate) struct Status {
     /// Exit 1 where something is critical and 3 where something is to be warned of
     #[arg(long)]

@@ -13,7 +13,14 @@ use crate::failure::Failure;
 use crate::text::plain;
 
 /// Open values and print none: says how many opened, and names each that did not
+///
+/// Changes nothing. Exits 1 where a value did not open, or a row could not be reached.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap verify                                   100 values of each column, taken at random
+  hardwrap verify --all --column customer.iban      every row
+Rejected says that a value was altered, or belongs to another row or column.")]
 pub(crate) struct Verify {
     /// Only this column
     #[arg(long, value_name = "TABLE.COLUMN")]
