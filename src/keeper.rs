@@ -21,7 +21,8 @@ mod status;
 pub use builder::Builder;
 pub use config::{Config, ConfigError, Ignore};
 pub use doctor::{
-    Check, DatabaseFacts, Diagnosis, ExaminedColumn, ExaminedRoute, Finding, FindingId, Outcome, Severity, TokenFacts,
+    Check, DatabaseFacts, Diagnosis, ExaminedColumn, ExaminedKey, ExaminedRoute, Finding, FindingId, Outcome, Severity,
+    TokenFacts,
 };
 pub use policy::{Duration, NotADuration, Policy};
 pub use status::{ColumnStatus, Status};

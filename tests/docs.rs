@@ -100,7 +100,8 @@ fn run(document: &Path, text: &str) -> Result<usize, String> {
     let mut script = String::from("exec 2>&1 </dev/null\nset +e\n");
     for (index, (_, command, shown)) in commands.iter().enumerate() {
         // A block of `sh` stops at its first failure.
-        let (strict, lenient) = if shown.is_none() { ("set -e\n", "\nset +e") } else { ("", "") };
+        let (strict, lenient) =
+            if shown.is_none() { ("set -e -o pipefail\n", "\nset +e +o pipefail") } else { ("", "") };
         script.push_str(&format!(
             "printf '\\n@@begin {index}\\n'\n{strict}{command}{lenient}\nprintf '\\n@@end {index} %d\\n' $?\n"
         ));

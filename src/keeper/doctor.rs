@@ -9,7 +9,7 @@ mod token;
 
 pub use database::{DatabaseFacts, ExaminedColumn};
 pub use finding::{Finding, FindingId, Severity};
-pub use token::{ExaminedRoute, TokenFacts};
+pub use token::{ExaminedKey, ExaminedRoute, TokenFacts};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -86,9 +86,10 @@ impl Diagnosis {
         }
     }
 
-    /// How bad the worst finding is.
+    /// How bad it is: the worst finding, and a warning at least where a check did not run.
     pub fn worst(&self) -> Option<Severity> {
-        self.findings.iter().map(|finding| finding.severity).min()
+        let not_run = self.checks.iter().any(|check| check.outcome == Outcome::NotRun).then_some(Severity::Warning);
+        self.findings.iter().map(|finding| finding.severity).chain(not_run).min()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The configuration file, and who else can write it.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -43,23 +43,34 @@ pub(super) fn unusable(error: &ConfigError, examination: &mut Examination) {
 
 /// A file, or its directory, that somebody other than the caller and root can write, and what to do about it.
 pub(super) fn writable(file: &Path) -> Option<(PathBuf, &'static str)> {
-    let real = file.canonicalize().ok()?;
+    let named = std::path::absolute(file).ok()?;
+    let real = named.canonicalize().ok()?;
     let about = fs::metadata(&real).ok()?;
-    let caller = fs::metadata("/proc/self").ok()?.uid();
-    if about.uid() != 0 && about.uid() != caller {
+    if is_foreign(&about) {
         return Some((real, "it belongs to another user"));
     }
     if about.mode() & 0o022 != 0 {
         return Some((real, "others can write it"));
     }
-    let directory = real.parent()?;
-    others_write(directory).then(|| (directory.to_owned(), "others can write the directory it lies in"))
+    // Where it lies, and where a link to it does.
+    let directories = [real.parent(), named.parent()].into_iter().flatten().map(Path::to_owned);
+    directories
+        .into_iter()
+        .find(|directory| others_write(directory))
+        .map(|directory| (directory, "others can write the directory it lies in"))
 }
 
 /// Whether others can put files of theirs in the place of those in a directory.
 fn others_write(directory: &Path) -> bool {
     // In a sticky directory nobody can move another's file away.
-    fs::metadata(directory).is_ok_and(|about| about.mode() & 0o022 != 0 && about.mode() & 0o1000 == 0)
+    let open = |about: &Metadata| about.mode() & 0o022 != 0 && about.mode() & 0o1000 == 0;
+    fs::metadata(directory).is_ok_and(|about| open(&about) || is_foreign(&about))
+}
+
+/// Whether something belongs to neither root nor the caller.
+fn is_foreign(about: &Metadata) -> bool {
+    let caller = fs::metadata("/proc/self").map_or(0, |process| process.uid());
+    about.uid() != 0 && about.uid() != caller
 }
 
 /// An error with its causes, on one line.

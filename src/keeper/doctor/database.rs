@@ -54,7 +54,8 @@ pub struct ExaminedColumn {
 pub(super) struct Opened {
     db: Db,
     pub(super) identity: Option<String>,
-    pub(super) seen: Vec<KeySeen>,
+    /// None where they could not be read.
+    pub(super) seen: Option<Vec<KeySeen>>,
 }
 
 /// Opens the database, and looks at its files.
@@ -100,13 +101,20 @@ pub(super) fn open(config: &Config, examination: &mut Examination) -> Option<Ope
     let readable = readable_by_others(config);
     if !readable.is_empty() {
         let files: Vec<_> = readable.iter().map(|file| file.display().to_string()).collect();
-        let what = format!("others can read {}", files.join(", "));
-        let remedy = format!("chmod o-r {}", files.join(" "));
+        let what = format!("others can read or write {}", files.join(", "));
+        let remedy = format!("chmod o-rw {}", files.join(" "));
         findings.push(Finding::new(FindingId::DatabaseReadable, &*subject, what, remedy));
     }
-    examination.ran("database", findings);
     // A database that is not ours has seen no keys.
-    let seen = if identity.is_some() { db.keys_seen().unwrap_or_default() } else { Vec::new() };
+    let seen = match db.keys_seen() {
+        _ if identity.is_none() => Some(Vec::new()),
+        Ok(seen) => Some(seen),
+        Err(error) => {
+            findings.push(found(FindingId::DatabaseUnusable, &error, "see to the file, then run doctor again"));
+            None
+        }
+    };
+    examination.ran("database", findings);
     Some(Opened { db, identity, seen })
 }
 
@@ -116,7 +124,7 @@ fn readable_by_others(config: &Config) -> Vec<PathBuf> {
         name.push(end);
         PathBuf::from(name)
     };
-    let open = |file: &PathBuf| fs::metadata(file).is_ok_and(|about| about.permissions().mode() & 0o004 != 0);
+    let open = |file: &PathBuf| fs::metadata(file).is_ok_and(|about| about.permissions().mode() & 0o006 != 0);
     ["", "-wal", "-shm", "-journal"].into_iter().map(beside).filter(open).collect()
 }
 
@@ -153,11 +161,18 @@ pub(super) fn examine(
             let mut found = Vec::new();
             let mut failed = None;
             for (column, facts) in pairs() {
-                let counts = match facts.usable() {
-                    Ok(()) => db.count(column).map_err(|error| failed = Some(chain(&error))).unwrap_or_default(),
-                    Err(_) => Counts::default(),
-                };
-                found.extend(values(&db, column, &counts, token));
+                // What is there is counted, also where it cannot be walked.
+                let there = facts.table != TableFact::Missing && facts.column != ColumnFact::Missing;
+                let mut counts = Counts::default();
+                if there {
+                    match db.count(column).and_then(|counts| Ok((values(&db, column, &counts, token)?, counts))) {
+                        Ok((said, counted)) => {
+                            found.extend(said);
+                            counts = counted;
+                        }
+                        Err(error) => failed = Some(format!("{column}: {}", chain(&error))),
+                    }
+                }
                 columns.push(ExaminedColumn::of(column, facts, counts));
             }
             match (failed, token) {
@@ -247,7 +262,7 @@ fn schema(column: &Column, facts: &ColumnFacts) -> Vec<Finding> {
 }
 
 /// What the values of one column are.
-fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> Vec<Finding> {
+fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> Result<Vec<Finding>, store::Error> {
     let mut found = Vec::new();
     let mut say = |id, what: String, remedy: String| found.push(Finding::new(id, column.to_string(), what, remedy));
     let see = "hardwrap verify --all names each; put it back from a backup, or empty it".to_owned();
@@ -281,7 +296,7 @@ fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> 
         Cleartext::Accept => {
             let what = format!("it accepts cleartext; {} values are", counts.cleartext);
             say(FindingId::CleartextWindow, what, "once nothing is in clear, set cleartext = \"refuse\"".to_owned());
-            if let Ok(Some(longest)) = db.longest_cleartext(column)
+            if let Some(longest) = db.longest_cleartext(column)?
                 && let Ok(length) = usize::try_from(longest)
                 && !column.capacity().holds(envelope::sealed_length(Alg::A256Kw, length))
             {
@@ -295,7 +310,7 @@ fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> 
         }
         Cleartext::Refuse => {}
     }
-    found
+    Ok(found)
 }
 
 /// Envelopes that stand where no registered column is.

@@ -125,6 +125,9 @@ findings! {
     /// The PIN stands in an environment variable.
     PinInEnvironment "pin-in-environment" Info
         "Child processes inherit it, and whoever may read the process's environment reads it.";
+    /// The token has no user PIN yet.
+    PinNotSet "pin-not-set" Critical
+        "Nobody can log in, so nothing can be sealed or opened.";
     /// The token refused the PIN.
     PinRefused "pin-refused" Critical
         "Nothing can be sealed or opened; every further wrong try brings the token closer to locking.";
@@ -199,7 +202,7 @@ findings! {
         "This hardwrap does not know what a newer one wrote, and keeps out.";
     /// Others can read its files.
     DatabaseReadable "database-readable-by-others" Warning
-        "Sealed values stay sealed, and everything else in it can be read, with what deleted rows left.";
+        "Sealed values stay sealed; everything else in it can be read or written, with what deleted rows left.";
     /// Two registered columns are one.
     ColumnTwice "column-registered-twice" Critical
         "A value would be bound to one of two identifiers, and open under the other no more.";

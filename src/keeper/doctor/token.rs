@@ -6,7 +6,9 @@ use serde::Serialize;
 use super::configuration::{chain, writable};
 use super::database::Opened;
 use super::{Examination, Finding, FindingId, Severity};
-use crate::hsm::{self, Health, KeyReport, Keyring, MOST_USES, PinError, PinSource, Report, RouteTrial, State};
+use crate::hsm::{
+    self, Health, KeyReport, Keyring, MOST_USES, PinError, PinSource, Report, RouteTrial, State, Stranger,
+};
 use crate::keeper::{Config, Error, check};
 
 /// The token, its keys, and how fast it is.
@@ -28,14 +30,35 @@ pub struct TokenFacts {
     pub sessions: usize,
     /// Where the record stands.
     pub record: &'static str,
-    /// How many keys the record names.
-    pub keys: usize,
+    /// The keys that the record names.
+    pub keys: Vec<ExaminedKey>,
+    /// Whether a wrong user PIN was tried since the last right one.
+    pub pin_count_low: bool,
+    /// Whether one more wrong user PIN locks the token.
+    pub pin_final_try: bool,
+    /// Whether the user PIN is locked.
+    pub pin_locked: bool,
     /// How many databases the record names.
     pub databases: usize,
     /// Every route, tried on throw-away keys.
     pub routes: Vec<ExaminedRoute>,
     /// The route that a new key takes, if any works.
     pub recommended: Option<&'static str>,
+}
+
+/// One recorded key.
+#[derive(Debug, Serialize)]
+pub struct ExaminedKey {
+    /// Its id.
+    pub kid: String,
+    /// Its state.
+    pub state: &'static str,
+    /// How it wraps.
+    pub route: &'static str,
+    /// Whether it is on the token, alone, as it should be, and its canary unwraps.
+    pub works: bool,
+    /// Whether new values are sealed under it.
+    pub seals: bool,
 }
 
 /// One route, tried.
@@ -53,6 +76,18 @@ pub struct ExaminedRoute {
     pub fault: Option<String>,
 }
 
+impl ExaminedKey {
+    fn of(key: &KeyReport) -> Self {
+        Self {
+            kid: key.fact.kid.to_string(),
+            state: key.fact.state.name(),
+            route: key.fact.route.name(),
+            works: key.works,
+            seals: key.current,
+        }
+    }
+}
+
 /// A token that answered.
 pub(super) struct Seen {
     pub(super) report: Report,
@@ -68,9 +103,10 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
             format!("chown root and chmod go-w {}, and make sure that the module is the vendor's", path.display());
         found.push(Finding::new(FindingId::ModuleWritable, &*subject, format!("{}: {how}", path.display()), remedy));
     }
-    pin(config.token.pin_source.as_ref(), examination);
+    let of_pin = pin(config.token.pin_source.as_ref());
     if !found.is_empty() {
         examination.ran("module", found);
+        not_tried(of_pin, examination);
         examination.skip("the module is not loaded: others can write it");
         return None;
     }
@@ -80,6 +116,7 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
             let remedy = "install the token's PKCS#11 module, or correct module-path in token.uri";
             found.push(Finding::new(FindingId::ModuleMissing, subject, chain(&error), remedy));
             examination.ran("module", found);
+            not_tried(of_pin, examination);
             examination.skip("the module could not be loaded");
             return None;
         }
@@ -88,26 +125,50 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
     let report = match keyring.report() {
         Ok(report) => report,
         Err(error) => {
-            examination.ran("token", vec![unreachable(&error, config)]);
-            skip_token(examination, "the token could not be asked");
+            let finding = unreachable(&error, config);
+            let (check, of_pin) = match error.root() {
+                hsm::Error::Pin(_) => ("pin", [of_pin, vec![finding.clone()]].concat()),
+                _ if finding.id == FindingId::PinNotSet => ("pin", [of_pin, vec![finding.clone()]].concat()),
+                hsm::Error::Record(_) => ("keyring", of_pin),
+                _ => ("token", of_pin),
+            };
+            match check {
+                "token" => not_tried(of_pin, examination),
+                _ => examination.ran("pin", of_pin),
+            }
+            if check != "pin" {
+                examination.ran(check, vec![finding]);
+            }
+            for id in ["token", "keyring", "keys", "routes"].into_iter().filter(|id| *id != check) {
+                examination.not_run(id, "the token could not be asked");
+            }
             return None;
         }
     };
+    examination.ran("pin", of_pin);
     token(config, &report, examination);
-    ring(&keyring, &report, database, examination);
+    match database.is_some_and(|database| database.seen.is_none()) {
+        true => examination.not_run("keyring", "what the database has seen of it could not be read"),
+        false => ring(&keyring, &report, database, examination),
+    }
     keys(config, &report, examination);
     let routes = routes(&keyring, &report, examination);
     let facts = facts(config, &report, routes);
     Some(Seen { report, facts })
 }
 
-fn skip_token(examination: &mut Examination, why: &str) {
-    for id in ["keyring", "keys", "routes"] {
-        examination.not_run(id, why);
+/// The PIN where no login was tried: what was found about its source, and else nothing is known.
+fn not_tried(of_pin: Vec<Finding>, examination: &mut Examination) {
+    if of_pin.iter().any(|finding| finding.severity < Severity::Info) {
+        examination.ran("pin", of_pin);
+    } else {
+        examination.findings.extend(of_pin);
+        examination.not_run("pin", "no login was tried");
     }
 }
 
-fn pin(source: Option<&PinSource>, examination: &mut Examination) {
+/// What is unwise about where the PIN comes from.
+fn pin(source: Option<&PinSource>) -> Vec<Finding> {
     let mut found = Vec::new();
     match source {
         Some(source @ PinSource::File(path)) => {
@@ -124,7 +185,7 @@ fn pin(source: Option<&PinSource>, examination: &mut Examination) {
         )),
         Some(PinSource::Credential(_) | PinSource::Prompt) | None => {}
     }
-    examination.ran("pin", found);
+    found
 }
 
 /// Why the token could not be asked.
@@ -154,6 +215,9 @@ fn unreachable(error: &hsm::Error, config: &Config) -> Finding {
             FindingId::PinRefused,
             "correct the PIN, then log in once yourself: hardwrap key list --ask-pin; no program tries it again",
         ),
+        hsm::Error::Call { ckr, .. } if ckr.to_string() == "CKR_USER_PIN_NOT_INITIALIZED" => {
+            found(FindingId::PinNotSet, "the security officer sets the user PIN with the vendor's tool")
+        }
         _ => found(FindingId::TokenUnreachable, "see to the token and its connection, then run doctor again"),
     }
 }
@@ -177,7 +241,7 @@ fn token(config: &Config, report: &Report, examination: &mut Examination) {
 fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examination: &mut Examination) {
     let mut found = Vec::new();
     let subject = format!("keyring {} on {}", keyring.label(), report.token);
-    let seen = database.map_or(&[][..], |database| &database.seen);
+    let seen = database.and_then(|database| database.seen.as_deref()).unwrap_or_default();
     match check::same_keys(report, keyring.label(), seen) {
         Ok(()) if report.keys.is_empty() => {
             found.push(Finding::new(FindingId::KeyringEmpty, &*subject, "it has no key", "run hardwrap init"));
@@ -209,7 +273,7 @@ fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examinati
             "run hardwrap init: it changes nothing else",
         ));
     }
-    for stranger in report.strangers.iter().filter(|stranger| !explained(report, &stranger.id)) {
+    for stranger in report.strangers.iter().filter(|stranger| !explained(report, stranger)) {
         let object = format!("object with id {:?}", stranger.id);
         let what = format!("an object with our label does not count: {}", stranger.why);
         let remedy = "find out who made it, and destroy it with the vendor's tool";
@@ -219,17 +283,20 @@ fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examinati
     for (id, recorded) in &report.leftovers {
         let what = if *recorded { "the record names it" } else { "nothing names it" };
         let what = format!("a crash left this key in the making; {what}");
-        found.push(Finding::new(FindingId::KeyLeft, format!("key {id}"), what, "run hardwrap key list --clean"));
+        found.push(Finding::new(
+            FindingId::KeyLeft,
+            format!("key {id}"),
+            what,
+            "run hardwrap key list --clean; what that leaves, destroy with the vendor's tool",
+        ));
     }
     examination.ran("keyring", found);
 }
 
 /// Whether a private object that does not count is one of the record's keys, about which another finding is.
-fn explained(report: &Report, id: &str) -> bool {
-    report
-        .keys
-        .iter()
-        .any(|key| key.fact.kid.to_string() == id && !matches!(key.health, Health::Works | Health::Doubled))
+fn explained(report: &Report, stranger: &Stranger) -> bool {
+    let is = |key: &KeyReport| stranger.private && key.fact.kid.to_string() == stranger.id;
+    report.keys.iter().any(|key| is(key) && !matches!(key.health, Health::Works | Health::Doubled))
 }
 
 fn keys(config: &Config, report: &Report, examination: &mut Examination) {
@@ -341,7 +408,10 @@ fn facts(config: &Config, report: &Report, trials: Vec<RouteTrial>) -> TokenFact
         keyring: config.token.keyring.clone(),
         sessions: config.token.sessions,
         record: "private data objects on the token",
-        keys: report.keys.len(),
+        keys: report.keys.iter().map(ExaminedKey::of).collect(),
+        pin_count_low: token.user_pin_count_low(),
+        pin_final_try: token.user_pin_final_try(),
+        pin_locked: token.user_pin_locked(),
         databases: report.databases.len(),
         routes: trials.into_iter().map(route).collect(),
         recommended,

@@ -35,9 +35,13 @@ impl Doctor {
 
 fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
     let count = |severity| diagnosis.findings.iter().filter(|finding| finding.severity == severity).count();
-    let verdict = match (count(Severity::Critical), count(Severity::Warning)) {
-        (0, 0) => "nothing is wrong".to_owned(),
-        (critical, warnings) => format!("{critical} critical, {warnings} to be warned of"),
+    let not_run = diagnosis.checks.iter().filter(|check| check.outcome == Outcome::NotRun).count();
+    let verdict = match (count(Severity::Critical), count(Severity::Warning), not_run) {
+        (0, 0, 0) => "nothing is wrong".to_owned(),
+        (critical, warnings, 0) => format!("{critical} critical, {warnings} to be warned of"),
+        (critical, warnings, checks) => {
+            format!("{critical} critical, {warnings} to be warned of, {checks} checks did not run")
+        }
     };
     let environment = diagnosis.environment.as_deref().unwrap_or("no configuration");
     writeln!(out, "{verdict} ({}, {})", plain(environment), diagnosis.time)?;
@@ -60,9 +64,14 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
             out,
             "keyring   {}: {} keys, record on the token, {} databases",
             plain(&token.keyring),
-            token.keys,
+            token.keys.len(),
             token.databases
         )?;
+        for key in &token.keys {
+            let works = if key.works { "" } else { ", DOES NOT WORK" };
+            let seals = if key.seals { ", seals" } else { "" };
+            writeln!(out, "key       {} {} ({}){seals}{works}", key.kid, key.state, key.route)?;
+        }
         for route in &token.routes {
             let best = if token.recommended == Some(route.route) { ", recommended" } else { "" };
             match (route.wrap_us, route.unwrap_us) {
@@ -86,7 +95,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     let went = |outcome| diagnosis.checks.iter().filter(|check| check.outcome == outcome).count();
-    let (passed, found, not_run) = (went(Outcome::Passed), went(Outcome::Findings), went(Outcome::NotRun));
+    let (passed, found) = (went(Outcome::Passed), went(Outcome::Findings));
     writeln!(out, "checks    {passed} passed, {found} found something, {not_run} did not run")?;
     for check in diagnosis.checks.iter().filter(|check| check.outcome == Outcome::NotRun) {
         writeln!(out, "not run   {}: {}", check.id, plain(check.note.as_deref().unwrap_or_default()))?;
