@@ -31,8 +31,10 @@ const ROUTES: [Route; 2] = [Route::GcmCallerIv, Route::KwWrap];
 const SIZES: [(&str, usize); 3] = [("1 KiB", 1 << 10), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20)];
 /// How long a round of one side takes, about: long against the clock, short against what disturbs the machine.
 const ROUND: Duration = Duration::from_millis(1);
-/// Bare wraps in a round of [`two_sessions`].
-const CALLS: u32 = 512;
+/// Wraps in a round of [`two_sessions`], long enough for two threads to fall into whatever step they fall into within
+/// the token, and how many values `seal_many` gets at a time.
+const CALLS: u32 = 4096;
+const BATCH: usize = 512;
 const TOKEN: &str = "HARDWRAP_BENCH_TOKEN";
 
 fn main() -> ExitCode {
@@ -77,7 +79,7 @@ fn two_sessions(token: &str, budget: Duration) {
         let builder = Keeper::builder(token.parse().unwrap(), url.clone()).columns([column()]);
         builder.keyring(format!("two {keyring}")).sessions(sessions)
     };
-    let values = vec![((), vec![7; 1024]); 512];
+    let values = vec![((), vec![7; 1024]); BATCH];
     for route in ROUTES {
         // Another keyring, so that the database begins anew with each.
         let (one, _) = builder(route.name(), 1).init(Choice::Route(route)).unwrap();
@@ -102,8 +104,10 @@ fn two_sessions(token: &str, budget: Duration) {
         };
         let ours = |keeper: &Keeper| {
             let began = Instant::now();
-            for sealed in keeper.seal_many(column(), &values).unwrap() {
-                black_box(sealed.unwrap());
+            for _ in 0..CALLS as usize / BATCH {
+                for sealed in keeper.seal_many(column(), &values).unwrap() {
+                    black_box(sealed.unwrap());
+                }
             }
             began.elapsed().as_secs_f64()
         };
