@@ -84,7 +84,15 @@ impl Codec {
         }
     }
 
+    /// A key that was fenced between asking for it and wrapping under it is asked for once more.
     fn seal_value(&self, place: &Place<'_>, value: &[u8]) -> Result<String, Error> {
+        match self.seal_under_current(place, value) {
+            Err(Error::Unavailable(ProviderError::NotCurrent(_))) => self.seal_under_current(place, value),
+            outcome => outcome,
+        }
+    }
+
+    fn seal_under_current(&self, place: &Place<'_>, value: &[u8]) -> Result<String, Error> {
         let key = self.keys.current()?;
         fits(place, value.len() as u64, envelope::sealed_length(key.alg, value.len()))?;
         let (dek, iv) = draw()?;
@@ -103,6 +111,13 @@ impl Codec {
     }
 
     fn rewrap_value(&self, place: &Place<'_>, stored: &str, marker: Marker) -> Result<Option<String>, Error> {
+        match self.rewrap_to_current(place, stored, marker) {
+            Err(Error::Unavailable(ProviderError::NotCurrent(_))) => self.rewrap_to_current(place, stored, marker),
+            outcome => outcome,
+        }
+    }
+
+    fn rewrap_to_current(&self, place: &Place<'_>, stored: &str, marker: Marker) -> Result<Option<String>, Error> {
         ours(marker)?;
         let (front, payload) = stored.split_once('.').ok_or(Error::Malformed("no dot"))?;
         let mut front: Front = front.parse()?;

@@ -24,7 +24,8 @@ pub trait KeyProvider: Send + Sync {
     /// Wraps `dek` under `key`, bound to `aad`.
     ///
     /// # Errors
-    /// [`ProviderError::UnknownKey`] if `key` is not there; [`ProviderError::Unavailable`].
+    /// [`ProviderError::UnknownKey`] if `key` is not there; [`ProviderError::NotCurrent`] if it may not wrap any more;
+    /// [`ProviderError::Unavailable`].
     fn wrap(&self, key: KeyId, dek: &Dek, aad: &Aad) -> Result<WrappedDek, ProviderError>;
 
     /// Unwraps a data key, under whichever master key `wrapped` names.
@@ -239,6 +240,10 @@ pub enum ProviderError {
     /// The keyring is there and does not know this key.
     #[error("no key {0} in the keyring")]
     UnknownKey(KeyId),
+
+    /// The key may not wrap any more: another seals by now, and [`KeyProvider::current`] names it.
+    #[error("key {0} may not wrap any more")]
+    NotCurrent(KeyId),
 
     /// The wrapped bytes were altered, or belong elsewhere. No detail, by intent.
     #[error("the wrapped data key failed authentication")]

@@ -89,6 +89,23 @@ pub enum Error {
     #[error("key {0} was not found on the token, and the keyring could not be read to the end")]
     JustMissed(KeyId),
 
+    /// A key cannot go from the state it is in to the one that was asked for.
+    #[error("key {kid} is {from}: it cannot become {to}{why}")]
+    Transition {
+        /// The key.
+        kid: KeyId,
+        /// Its state.
+        from: &'static str,
+        /// The state asked for.
+        to: &'static str,
+        /// Why not, where the two states do not say it.
+        why: &'static str,
+    },
+
+    /// The keyring has no such key.
+    #[error("the keyring has no key {0}")]
+    NoSuchKey(KeyId),
+
     /// The key has wrapped as often as its algorithm allows (SP 800-38D §8.3).
     #[error("key {0} has used up its wraps under A256GCMKW: rotate to a new key")]
     UsedUp(KeyId),
@@ -140,6 +157,21 @@ impl Error {
             Self::Answer(_) => true,
             _ => false,
         }
+    }
+
+    /// Whether this may be what a token says when a key may not wrap (any more): SoftHSM2, NSS, and kryoptic in
+    /// C_WrapKey.
+    pub(super) fn may_be_a_fence(&self) -> bool {
+        matches!(
+            self,
+            Self::Call {
+                ckr: Ckr(RvError::KeyFunctionNotPermitted
+                    | RvError::KeyTypeInconsistent
+                    | RvError::WrappingKeyHandleInvalid
+                    | RvError::WrappingKeyTypeInconsistent),
+                ..
+            }
+        )
     }
 
     /// Whether the token has no session left. CloudHSM says `CKR_ARGUMENTS_BAD`.

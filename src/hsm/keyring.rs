@@ -1,5 +1,6 @@
 //! A keyring: the master keys with one label on one token, as one process uses them.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::thread;
@@ -192,7 +193,7 @@ impl Keyring {
             Some((kid, route)) => Made::Finished(kid, route),
             None => {
                 let keyring = &self.pool.settings().keyring;
-                let (kid, route) = self.pool.once(|lease| make_key(lease, keyring, choice))?;
+                let (kid, route) = self.pool.once(|lease| make_key(lease, keyring, choice, State::Active))?;
                 Made::Key(kid, route)
             }
         };
@@ -201,6 +202,85 @@ impl Keyring {
             Some(_) => Ok(made),
             None => Err(Error::Untrusted("it was made, and is not found again under its label".to_owned())),
         }
+    }
+
+    /// Makes a key that may not wrap yet (pre-active): [`Keyring::activate`] lets it.
+    ///
+    /// # Errors
+    /// As [`Keyring::init`].
+    pub fn generate(&self, choice: Choice) -> Result<(KeyId, Route), Error> {
+        self.pool.refresh()?;
+        let keyring = &self.pool.settings().keyring;
+        let made = self.pool.once(|lease| make_key(lease, keyring, choice, State::PreActive))?;
+        self.pool.refresh()?;
+        Ok(made)
+    }
+
+    /// Lets a pre-active key wrap: new values are sealed under it from now on, in every process within a second of its
+    /// next call. Keys that are active stay so; of those, the one made last seals. Done again, it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; whatever keeps the token from answering.
+    pub fn activate(&self, kid: KeyId) -> Result<(), Error> {
+        self.change(kid, State::Active, |lease, fact, found| {
+            match fact.state {
+                State::PreActive | State::Active => {}
+                _ => return Err(refused(fact, State::Active, "; a key never comes back to that")),
+            }
+            // First the permission, then the record: who reads that the key is active can wrap under it.
+            permit_wrapping(lease.access(), found.handle, fact.route, true)?;
+            Ok(KeyFact { state: State::Active, activated: fact.activated.or(Some(Timestamp::now())), ..fact.clone() })
+        })
+    }
+
+    /// Takes the permission to wrap from an active key, on the token itself: a fence, which also stops a process that
+    /// has not heard of it. The key still unwraps. Done again, it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state, and where no other key could seal; whatever
+    /// keeps the token from answering.
+    pub fn deactivate(&self, kid: KeyId) -> Result<(), Error> {
+        self.change(kid, State::Deactivated, |lease, fact, found| {
+            match fact.state {
+                State::Active | State::Deactivated => {}
+                _ => return Err(refused(fact, State::Deactivated, "")),
+            }
+            if fact.state == State::Active && !lease.keys().another_seals(kid) {
+                return Err(refused(
+                    fact,
+                    State::Deactivated,
+                    ": no other key could seal; generate and activate one first",
+                ));
+            }
+            // First the fence, then the record: what the record says is fenced is.
+            permit_wrapping(lease.access(), found.handle, fact.route, false)?;
+            let deactivated = fact.deactivated.or(Some(Timestamp::now()));
+            Ok(KeyFact { state: State::Deactivated, deactivated, ..fact.clone() })
+        })
+    }
+
+    /// Brings a key into another state, by what `step` makes of what is true of it.
+    fn change(
+        &self,
+        kid: KeyId,
+        to: State,
+        step: impl FnOnce(&Lease, &KeyFact, Found) -> Result<KeyFact, Error>,
+    ) -> Result<(), Error> {
+        self.pool.refresh()?;
+        let keyring = &self.pool.settings().keyring;
+        self.pool.once(|lease| {
+            let fact = lease.keys().record.keys.get(&kid).ok_or(Error::NoSuchKey(kid))?;
+            let found = lease.keys().get(kid).ok_or(Error::Silent(kid))?;
+            if found.doubled {
+                return Err(Error::TwoKeys(kid));
+            }
+            let next = step(lease, fact, found)?;
+            if fact.state == to {
+                return Ok(());
+            }
+            record::replace_key(lease.access().session, keyring, &lease.keys().record, next)
+        })?;
+        self.pool.refresh()
     }
 
     /// Notes in the record that the database with this identity uses the keyring.
@@ -321,6 +401,7 @@ impl KeyProvider for Keyring {
                 current => Ok(current),
             }
         };
+        self.pool.keep_up().map_err(unavailable)?;
         match self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)? {
             Some(key) => Ok(key),
             // Another process may have made one since.
@@ -333,16 +414,35 @@ impl KeyProvider for Keyring {
     }
 
     fn wrap(&self, key: KeyId, dek: &Dek, aad: &Aad) -> Result<WrappedDek, ProviderError> {
-        let bytes = self.with_key(key, |lease, found| {
+        let fenced = Cell::new(false);
+        let wrapped = self.with_key(key, |lease, found| {
             if found.doubled {
                 return Err(Error::TwoKeys(key));
+            }
+            if found.state != State::Active {
+                return Ok(Err(ProviderError::NotCurrent(key)));
             }
             if found.route.alg() == Alg::A256GcmKw {
                 self.memory().uses.take(lease, &self.pool.settings().keyring, key)?;
             }
-            found.route.wrap(lease.access(), found.handle, dek, aad).map(Ok)
-        })?;
-        Ok(WrappedDek { key, bytes })
+            let wrapped = found.route.wrap(lease.access(), found.handle, dek, aad);
+            fenced.set(wrapped.as_ref().is_err_and(Error::may_be_a_fence));
+            wrapped.map(Ok)
+        });
+        match wrapped {
+            Ok(bytes) => Ok(WrappedDek { key, bytes }),
+            // The token knew before we did: the record says whether it is a fence.
+            Err(refused) if fenced.get() => {
+                self.pool.refresh().map_err(unavailable)?;
+                let active =
+                    |keys: &KeySet| keys.get(key).is_some_and(|found| found.state == State::Active && found.may_wrap);
+                match self.pool.with_keys(active).map_err(unavailable)? {
+                    true => Err(refused),
+                    false => Err(ProviderError::NotCurrent(key)),
+                }
+            }
+            Err(refused) => Err(refused),
+        }
     }
 
     fn unwrap(&self, wrapped: &WrappedDek, aad: &Aad) -> Result<Dek, ProviderError> {
@@ -445,7 +545,7 @@ fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
 
 /// Makes a key: generated under the label of keys in the making, checked, tried, recorded, and only then relabelled.
 /// Whatever fails before it is recorded destroys it again.
-fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Route), Error> {
+fn make_key(lease: &Lease, keyring: &str, choice: Choice, state: State) -> Result<(KeyId, Route), Error> {
     let access = lease.access();
     if let Some(kid) = lease.keys().silent_active() {
         return Err(Error::Silent(kid));
@@ -478,7 +578,11 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Rout
     let handle = generate(access, &making(keyring), kid, route)?;
     let recorded = prove(access, handle, kid, route).and_then(|canary| {
         let now = Timestamp::now();
-        let fact = KeyFact { kid, route, state: State::Active, made: now, activated: Some(now), canary };
+        let activated = (state == State::Active).then_some(now);
+        let fact = KeyFact { kid, route, state, made: now, activated, deactivated: None, revision: 0, canary };
+        if state != State::Active {
+            permit_wrapping(access, handle, route, false)?;
+        }
         record::write_key(access.session, keyring, &fact)
     });
     if let Err(error) = recorded {
@@ -495,6 +599,23 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice) -> Result<(KeyId, Rout
     Ok((kid, route))
 }
 
+fn refused(fact: &KeyFact, to: State, why: &'static str) -> Error {
+    Error::Transition { kid: fact.kid, from: fact.state.name(), to: to.name(), why }
+}
+
+/// Gives a key the permission to wrap, or takes it away, and looks whether the token did it.
+fn permit_wrapping(access: Access<'_>, handle: ObjectHandle, route: Route, may: bool) -> Result<(), Error> {
+    if Seen::read(access.session, handle)?.may_wrap(route) == may {
+        return Ok(());
+    }
+    let permission = route.wrap_permission(may);
+    access.session.update_attributes(handle, &[permission]).counted("C_SetAttributeValue")?;
+    match Seen::read(access.session, handle)?.may_wrap(route) == may {
+        true => Ok(()),
+        false => Err(Error::Answer("the token did not change whether the key may wrap, and said that it had")),
+    }
+}
+
 /// Reads the attributes back, wraps and unwraps once, and makes the canary.
 fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> Result<Canary, Error> {
     let seen = Seen::read(access.session, handle)?;
@@ -506,7 +627,16 @@ fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> 
     }
     let canary = Canary::make(access, handle, kid, route)?;
     let now = Timestamp::now();
-    let fact = KeyFact { kid, route, state: State::Active, made: now, activated: None, canary };
+    let fact = KeyFact {
+        kid,
+        route,
+        state: State::Active,
+        made: now,
+        activated: None,
+        deactivated: None,
+        revision: 0,
+        canary,
+    };
     if !fact.canary.sings(access, handle, &fact)? {
         return Err(Error::Untrusted("its canary did not unwrap to what was wrapped".to_owned()));
     }

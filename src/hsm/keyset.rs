@@ -37,6 +37,8 @@ pub(super) struct Found {
     pub(super) handle: ObjectHandle,
     pub(super) route: Route,
     pub(super) state: State,
+    /// Whether the token lets it wrap.
+    pub(super) may_wrap: bool,
     /// Another key on the token has the same id: this one opens, and nothing seals.
     pub(super) doubled: bool,
 }
@@ -132,7 +134,10 @@ impl KeySet {
             self.unusable.insert(kid, Health::CanaryFails);
             return Ok(());
         }
-        self.usable.insert(kid, Found { handle, route: fact.route, state: fact.state, doubled });
+        self.usable.insert(
+            kid,
+            Found { handle, route: fact.route, state: fact.state, may_wrap: seen.may_wrap(fact.route), doubled },
+        );
         Ok(())
     }
 
@@ -166,9 +171,17 @@ impl KeySet {
     /// The key that seals: of the active ones the one made last.
     pub(super) fn current(&self) -> Option<MasterKey> {
         let active = |(kid, found): (&KeyId, &Found)| {
-            (found.state == State::Active).then_some(MasterKey { id: *kid, alg: found.route.alg() })
+            (found.state == State::Active && found.may_wrap).then_some(MasterKey { id: *kid, alg: found.route.alg() })
         };
         self.usable.iter().filter_map(active).next_back()
+    }
+
+    /// Whether a key other than `kid` is active, alone of its id, and may wrap.
+    pub(super) fn another_seals(&self, kid: KeyId) -> bool {
+        let seals = |(other, found): (&KeyId, &Found)| {
+            *other != kid && found.state == State::Active && found.may_wrap && !found.doubled
+        };
+        self.usable.iter().any(seals)
     }
 
     /// Whether the canary of `kid` still unwraps in this session: if so, the token works and the key is there.
@@ -268,6 +281,8 @@ pub(super) struct Seen {
     never_extractable: bool,
     local: bool,
     extractable: Option<bool>,
+    encrypt: bool,
+    wrap: bool,
 }
 
 impl Seen {
@@ -282,6 +297,8 @@ impl Seen {
             AttributeType::NeverExtractable,
             AttributeType::Local,
             AttributeType::Extractable,
+            AttributeType::Encrypt,
+            AttributeType::Wrap,
         ];
         let mut seen = Self::default();
         for attribute in session.get_attributes(handle, &wanted).counted("C_GetAttributeValue")? {
@@ -295,10 +312,17 @@ impl Seen {
                 Attribute::NeverExtractable(is) => seen.never_extractable = is,
                 Attribute::Local(is) => seen.local = is,
                 Attribute::Extractable(is) => seen.extractable = Some(is),
+                Attribute::Encrypt(is) => seen.encrypt = is,
+                Attribute::Wrap(is) => seen.wrap = is,
                 _ => {}
             }
         }
         Ok(seen)
+    }
+
+    /// Whether it may wrap, by its route's own calls.
+    pub(super) fn may_wrap(&self, route: Route) -> bool {
+        if route == Route::KwWrap { self.wrap } else { self.encrypt }
     }
 
     /// Whether only someone with the PIN can have made it, and it is of the kind we make.

@@ -57,6 +57,8 @@ pub(super) struct Connection {
     keyring: String,
     token: TokenInfo,
     keys: Mutex<Arc<KeySet>>,
+    /// When they were last found; whoever finds them again holds the lock.
+    found: Mutex<Instant>,
     sessions: Mutex<Sessions>,
     returned: Condvar,
 }
@@ -194,6 +196,19 @@ impl Pool {
         // A recovery now, by something that may run twice: the work then meets a live connection.
         self.with(|lease| Ok(lease.access().session.get_session_info().counted("C_GetSessionInfo").map(|_| ())?))?;
         self.attempt(work).map_err(|(error, _)| error)
+    }
+
+    /// Finds everything again if that was not done for a second, so that what another process did to the keys is
+    /// followed. One does it for all; who comes meanwhile goes on with what is known.
+    pub(super) fn keep_up(&self) -> Result<(), Error> {
+        let connection = lock(&self.here().state).connection.clone();
+        let Some(connection) = connection else { return Ok(()) };
+        let Ok(mut found) = connection.found.try_lock() else { return Ok(()) };
+        if found.elapsed() < KEEP_UP {
+            return Ok(());
+        }
+        *found = Instant::now();
+        self.refresh()
     }
 
     /// Finds everything again.
@@ -347,6 +362,7 @@ impl Connection {
             keyring: settings.keyring.clone(),
             token,
             keys: Mutex::new(Arc::new(keys)),
+            found: Mutex::new(Instant::now()),
             sessions: Mutex::new(sessions),
             returned: Condvar::new(),
         })
@@ -497,6 +513,8 @@ const TARGET: &str = "hardwrap::hsm";
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often a process that starts looks for its token, with pauses that grow by [`PAUSE`]: 0.4 s in all.
 const FIRST_TRIES: u32 = 8;
+/// How old what is known of the keys may be when a value is sealed.
+const KEEP_UP: Duration = Duration::from_secs(1);
 /// How long closing waits for sessions on loan.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(15);

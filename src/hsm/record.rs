@@ -65,6 +65,10 @@ pub struct KeyFact {
     pub made: Timestamp,
     /// When it became active.
     pub activated: Option<Timestamp>,
+    /// When it ceased to wrap.
+    pub deactivated: Option<Timestamp>,
+    /// How often what the record says of it has changed: of two facts the later one counts.
+    pub(super) revision: u64,
     /// What its canary is.
     pub(super) canary: Canary,
 }
@@ -87,6 +91,8 @@ pub(super) struct Record {
     /// Reservations of wraps, by key, and the objects they stand in.
     uses: BTreeMap<KeyId, Vec<Reservation>>,
     objects: BTreeMap<KeyId, Vec<ObjectHandle>>,
+    /// The objects that the facts about each key stand in.
+    facts: BTreeMap<KeyId, Vec<ObjectHandle>>,
 }
 
 /// A reservation of wraps under A256GCMKW. Each replaces all that its writer saw, so that one stands in quiet times.
@@ -155,6 +161,7 @@ impl Record {
         match fact {
             Fact::Key(text) => {
                 let key = text.read().ok_or_else(|| Error::Record("a key's fact is not well formed".to_owned()))?;
+                self.facts.entry(key.kid).or_default().push(object);
                 match self.keys.get_mut(&key.kid) {
                     None => {
                         self.keys.insert(key.kid, key);
@@ -163,7 +170,8 @@ impl Record {
                         return Err(Error::Record(format!("two facts about key {} disagree", key.kid)));
                     }
                     Some(other) => {
-                        if key.state > other.state {
+                        // The later one; of two made at once, the stricter.
+                        if (key.revision, key.state) > (other.revision, other.state) {
                             *other = key;
                         }
                     }
@@ -211,9 +219,19 @@ impl Record {
     }
 }
 
-/// Writes what is true of a key. Older facts about it are left: the strictest counts.
+/// Writes what is true of a new key.
 pub(super) fn write_key(session: &Session, keyring: &str, key: &KeyFact) -> Result<(), Error> {
     write(session, keyring, Fact::Key(KeyText::of(key)))
+}
+
+/// Writes what is true of a key now, in place of what `record` says of it.
+pub(super) fn replace_key(session: &Session, keyring: &str, record: &Record, key: KeyFact) -> Result<(), Error> {
+    write_key(session, keyring, &KeyFact { revision: key.revision + 1, ..key })?;
+    for object in record.facts.get(&key.kid).into_iter().flatten() {
+        // Another process may have destroyed it: it is superseded all the same.
+        let _ = session.destroy_object(*object).counted("C_DestroyObject");
+    }
+    Ok(())
 }
 
 /// Notes that the database of this identity uses the keyring.
@@ -289,6 +307,10 @@ struct KeyText {
     state: State,
     made: Timestamp,
     activated: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deactivated: Option<Timestamp>,
+    #[serde(default)]
+    revision: u64,
     canary: String,
     canary_iv: Option<String>,
     canary_sha256: String,
@@ -306,6 +328,8 @@ impl KeyText {
             state: key.state,
             made: key.made,
             activated: key.activated,
+            deactivated: key.deactivated,
+            revision: key.revision,
             canary,
             canary_iv,
             canary_sha256: hex::encode(key.canary.digest),
@@ -324,6 +348,8 @@ impl KeyText {
             state: self.state,
             made: self.made,
             activated: self.activated,
+            deactivated: self.deactivated,
+            revision: self.revision,
             canary: Canary { wrapped, digest: array(&self.canary_sha256)? },
         })
     }

@@ -74,6 +74,11 @@ impl Route {
         ]
     }
 
+    /// The attributes that say whether a key of this route may wrap.
+    pub(super) fn wrap_permission(self, may: bool) -> Attribute {
+        if self == Self::KwWrap { Attribute::Wrap(may) } else { Attribute::Encrypt(may) }
+    }
+
     /// The mechanism a key of this route may be used with.
     pub(super) fn mechanism(self) -> MechanismType {
         match self.alg() {

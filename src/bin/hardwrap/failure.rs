@@ -134,7 +134,9 @@ fn of_token(error: &hsm::Error) -> u8 {
         | hsm::Error::Load(..)
         | hsm::Error::Arguments(_)
         | hsm::Error::NoRoute(_)
-        | hsm::Error::NoDataObjects(_) => 2,
+        | hsm::Error::NoDataObjects(_)
+        | hsm::Error::NoSuchKey(_)
+        | hsm::Error::Transition { .. } => 2,
         hsm::Error::Token { what, .. } if what.starts_with("more") => 2,
         hsm::Error::Record(_)
         | hsm::Error::Untrusted(_)

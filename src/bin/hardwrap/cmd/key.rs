@@ -2,8 +2,9 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use clap::{Args, Subcommand};
-use hardwrap::hsm::{KeyReport, Keyring, Tidied};
+use hardwrap::hsm::{Choice, KeyReport, Keyring, Tidied};
 use hardwrap::keeper::{Config, Keeper};
+use hardwrap::provider::KeyId;
 use serde::Serialize;
 
 use crate::app::App;
@@ -20,6 +21,9 @@ pub(crate) struct Key {
 #[derive(Subcommand)]
 enum Act {
     List(KeyList),
+    Generate(Generate),
+    Activate(Activate),
+    Deactivate(Deactivate),
 }
 
 /// List the keys that the keyring record names, and objects with our label that do not count
@@ -40,7 +44,18 @@ struct KeyList {
 
 impl Key {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        let Act::List(KeyList { clean }) = self.act;
+        match self.act {
+            Act::List(list) => list.run(app, out),
+            Act::Generate(generate) => generate.run(app, out),
+            Act::Activate(activate) => activate.run(app, out),
+            Act::Deactivate(deactivate) => deactivate.run(app, out),
+        }
+    }
+}
+
+impl KeyList {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let clean = self.clean;
         let config = app.config()?;
         let keyring = Keyring::new(config.token.clone())?;
         let cleaned = if clean { tidied(&config, &keyring)? } else { Vec::new() };
@@ -64,6 +79,78 @@ impl Key {
         };
         app.report(out, 0, &list, |out| list.write(out))
     }
+}
+
+/// Make a key that may not wrap yet: `key activate` lets it
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap key generate --mechanism aes-gcm
+Nothing is sealed under the key before it is activated. hardwrap init makes the first key of a keyring.")]
+struct Generate {
+    /// How the key is to wrap: auto, aes-kw, aes-gcm, or one route; see `hardwrap init --help`
+    #[arg(long, value_name = "M", default_value = "auto")]
+    mechanism: Choice,
+}
+
+impl Generate {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        // It checks that this is the keyring which the database knows.
+        let keeper = app.keeper()?;
+        let (kid, route) = keeper.keyring().generate(self.mechanism)?;
+        let did = format!("made, pre-active, wraps by {} ({route})", route.alg().name());
+        changed(app, &keeper, kid, &did, out)
+    }
+}
+
+/// Let a pre-active key wrap: new values are sealed under it from now on
+///
+/// Every process follows within a second of its next call, without a restart. What was active stays so until it is
+/// deactivated.
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap key activate 0002914e2c2307a0")]
+struct Activate {
+    /// Its id
+    kid: KeyId,
+}
+
+impl Activate {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = app.keeper()?;
+        keeper.keyring().activate(self.kid)?;
+        changed(app, &keeper, self.kid, "active: new values are sealed under it", out)
+    }
+}
+
+/// Take from an active key the permission to wrap, on the token itself: it only unwraps from now on
+///
+/// Values under it still open. For good: a deactivated key is never active again. Refused where no other key could seal.
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  hardwrap key deactivate 0001914e2c2307a0")]
+struct Deactivate {
+    /// Its id
+    kid: KeyId,
+}
+
+impl Deactivate {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = app.keeper()?;
+        keeper.keyring().deactivate(self.kid)?;
+        changed(app, &keeper, self.kid, "deactivated: it only unwraps", out)
+    }
+}
+
+/// Notes in the database what became of a key, and says it.
+fn changed(app: &App, keeper: &Keeper, kid: KeyId, did: &str, out: &mut dyn Write) -> Result<u8, Failure> {
+    keeper.check()?;
+    let report = keeper.keyring().report()?;
+    let key = report.keys.iter().find(|key| key.fact.kid == kid);
+    let key = key.map(Listed::of).ok_or_else(|| Failure::failed(format!("key {kid} is not found again")))?;
+    app.report(out, 0, &key, |out| writeln!(out, "key {kid}: {did}"))
 }
 
 /// Tidies up. What the configured database names stays, so that has to be there.
