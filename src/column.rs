@@ -490,7 +490,12 @@ impl Named for Column {
                 || column.table == self.table && column.name == self.name,
                 |registered| self.is_written(registered),
             );
-            registered && column.row.is_some() == self.row.is_some()
+            // The schema may spell it differently.
+            let row = match (column.row(), self.row()) {
+                (Some(registered), Some(own)) => registered.eq_ignore_ascii_case(own),
+                (registered, own) => registered == own,
+            };
+            registered && row
         };
         let found = register.0.iter().find(|column| column.identifier == self.identifier);
         found.filter(same).ok_or_else(|| Unknown(self.to_string()))

@@ -5,8 +5,10 @@
 //! those which the database knows. Nothing here is async: a call takes one or two exchanges with the token, so an async
 //! application makes it from a thread that may wait (`tokio::task::spawn_blocking`).
 //!
-//! **Fork.** A keeper works in a forked child: it initialises the module and logs in there anew. Fork before threads
-//! use the keeper where you can, for a PKCS#11 module may hold locks of its own in that instant. **Host applications**
+//! **Fork.** Sealing and opening work in a forked child: it initialises the module and logs in there anew. Fork before
+//! threads use the keeper where you can, for a PKCS#11 module may hold locks of its own in that instant. What needs the
+//! database ([`Keeper::check`], [`Keeper::status`], the agent runs) is [`store::Error::Forked`] there, for SQLite cannot
+//! be used over a fork: a server that forks its workers opens the keeper in each worker. **Host applications**
 //! that have initialised the same module themselves keep it: the keeper then never finalises it.
 
 mod builder;
@@ -316,6 +318,12 @@ pub enum Error {
     /// No key of the keyring may seal.
     #[error("no key of keyring {0} is active, so nothing can be sealed: `hardwrap key list` shows their states")]
     NoActiveKey(String),
+    /// The key that should seal may not, on the token.
+    #[error(
+        "key {0} is active, and the token does not let it wrap (CKA_ENCRYPT or CKA_WRAP is false): `hardwrap key \
+         activate {0}` gives that back"
+    )]
+    MayNotWrap(KeyId),
     /// The keyring is empty, and the database has seen its keys.
     #[error(
         "keyring {keyring} on {token} is empty, and this database has seen its key {kid}: this is the wrong token or \

@@ -258,8 +258,9 @@ fn prometheus_reads_what_status_counts() {
     assert_eq!(value("hardwrap_key_works", &[("kid", &kid)]), 1.0);
     assert_eq!(value("hardwrap_key_state", &[("kid", &kid), ("state", "active")]), 1.0);
     assert_eq!(value("hardwrap_key_wraps_limit", &[("kid", &kid)]), f64::from(1_u32 << 31));
-    // Cleartext in a column that refuses it, and the column whose table is not there.
-    assert_eq!(value("hardwrap_findings", &[("severity", "critical")]), 2.0);
+    // Cleartext in a column that refuses it; the column whose table is not there is a warning, as are two windows.
+    assert_eq!(value("hardwrap_findings", &[("severity", "critical")]), 1.0);
+    assert_eq!(value("hardwrap_findings", &[("severity", "warning")]), 3.0);
     assert_eq!(value("hardwrap_column_fault", &[("column", "customer.motto")]), 1.0);
     assert_eq!(bench.run(&["status", "--prometheus", "--check"], b"").status.code(), Some(1));
     assert_eq!(bench.run(&["status", "--prometheus", "--json"], b"").status.code(), Some(2));

@@ -343,6 +343,28 @@ fn steps_on_the_token() {
     };
     match step.as_str() {
         "plant" => drop(key("hardwrap", b"planted", false, true)),
+        "plant in the making" => drop(key("hardwrap.new", b"planted", false, true)),
+        "plant a fact" => {
+            let template = [
+                Attribute::Class(ObjectClass::DATA),
+                Attribute::Token(true),
+                Attribute::Private(false),
+                Attribute::Label(b"hardwrap record hardwrap".to_vec()),
+                Attribute::Value(b"anything".to_vec()),
+            ];
+            session.create_object(&template).unwrap();
+        }
+        "destroy planted" => {
+            for object in session.find_objects(&[Attribute::Private(false)]).unwrap() {
+                session.destroy_object(object).unwrap();
+            }
+        }
+        "take permission" => session.update_attributes(real(), &[Attribute::Encrypt(false)]).unwrap(),
+        "give permission" => {
+            for key in keys_of(&session, "hardwrap") {
+                session.update_attributes(key, &[Attribute::Encrypt(true)]).unwrap();
+            }
+        }
         "impostor" => drop(key("hardwrap", b"private!", true, false)),
         "leave" => drop(key("hardwrap.new", &[0, 9, 0, 0, 0, 0, 0, 1], true, false)),
         "destroy others" => {
@@ -394,6 +416,8 @@ fn keys_and_what_else_has_their_label() {
     let bench = healthy();
     for (provoke, id, severity, remedy) in [
         ("plant", "object-planted", "warning", "destroy others"),
+        ("plant in the making", "object-planted", "warning", "destroy planted"),
+        ("plant a fact", "object-planted", "warning", "destroy planted"),
         ("impostor", "object-unrecorded", "warning", "destroy others"),
         ("double", "key-doubled", "critical", "destroy others"),
         ("replace", "key-canary-fails", "critical", "put back"),
@@ -408,6 +432,26 @@ fn keys_and_what_else_has_their_label() {
         on_token(&bench, remedy);
         well(&bench);
     }
+    // The fence, by its own commands.
+    let kids = || -> Vec<String> {
+        let list = bench.json(&["key", "list"]);
+        list["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+    };
+    on_token(&bench, "take permission");
+    ill(&bench, "key-may-not-wrap", "critical");
+    let said = bench.fails(1, &["verify"], b"");
+    assert!(said.contains("the token does not let it wrap"), "{said}");
+    bench.ok(&["key", "activate", &kids()[0]], b"");
+    well(&bench);
+    bench.ok(&["key", "generate"], b"");
+    bench.ok(&["key", "activate", &kids()[1]], b"");
+    bench.ok(&["key", "deactivate", &kids()[0]], b"");
+    well(&bench);
+    on_token(&bench, "give permission");
+    ill(&bench, "key-may-wrap", "critical");
+    bench.ok(&["key", "deactivate", &kids()[0]], b"");
+    well(&bench);
+
     on_token(&bench, "leave");
     ill(&bench, "key-left-in-the-making", "warning");
     bench.ok(&["key", "list", "--clean"], b"");
@@ -494,10 +538,12 @@ fn keyring_and_record_against_the_database() {
     }
     fs::write(bench.db(), broken).unwrap();
     let (code, diagnosis) = doctor(&bench);
-    assert_eq!(code, Some(3), "{diagnosis:#}");
+    assert_eq!(code, Some(1), "{diagnosis:#}");
     not_run(&diagnosis, &["values", "discovery"]);
+    assert!(finding(&diagnosis, "database-unusable").is_some());
+    assert!(diagnosis["database"]["columns"].as_array().unwrap().iter().any(|column| column["rows"].is_null()));
     let said = text(&bench.run(&["doctor"], b"").stdout);
-    assert!(said.starts_with("0 critical, 0 to be warned of, 2 checks did not run (test, "), "{said}");
+    assert!(said.starts_with("3 critical, 0 to be warned of, 2 checks did not run (test, "), "{said}");
     assert!(said.contains("malformed"), "{said}");
     for end in ["-wal", "-shm"] {
         let _ = fs::remove_file(format!("{}{end}", bench.db().display()));

@@ -396,14 +396,17 @@ fn what_a_crash_left_is_tidied_up_and_nothing_else_is_touched() {
         done.sort_by_key(|one| one.id.clone());
         let done: Vec<(String, Tidied)> = done.into_iter().map(|one| (one.id, one.outcome)).collect();
         let find = |id: &[u8]| done.iter().find(|(of, _)| *of == hex::encode(id)).unwrap().1;
-        assert_eq!(done.len(), 6);
+        assert_eq!(done.len(), 4);
         assert_eq!(
             (find(kid.as_bytes()), find(&nothing), find(b"odd")),
             (Tidied::Relabelled, Tidied::Destroyed, Tidied::Destroyed)
         );
         assert!(matches!(find(&named), Tidied::Left(why) if why.contains("a database names it")));
-        for other in [public, generic] {
-            assert!(matches!(find(&other), Tidied::Left(why) if why.contains("no private AES key")));
+        // What hardwrap did not make is no leftover: it is reported, and left.
+        let strangers = keyring.report().unwrap().strangers;
+        for (other, private) in [(public, false), (generic, true)] {
+            let stranger = strangers.iter().find(|one| one.id == hex::encode(other)).unwrap();
+            assert!(stranger.private == private && stranger.why.contains("hardwrap did not make it"), "{stranger:?}");
         }
         let left = session.find_objects(&[Attribute::Label(b"hardwrap.new".to_vec())]).unwrap();
         assert_eq!(left.len(), 3);

@@ -61,7 +61,8 @@ fn an_application_needs_no_file() {
         let renamed = Column::new("customer", "iban", "id", "shop:customer:other").unwrap().bound_to("id").unwrap();
         let unbound = Column::new("customer", "iban", "id", "shop:customer:iban").unwrap();
         let moved = Column::new("client", "iban", "id", "shop:customer:iban").unwrap().bound_to("id").unwrap();
-        for other in [renamed, unbound, moved] {
+        let elsewhere = Column::new("customer", "iban", "id", "shop:customer:iban").unwrap().bound_to("uuid").unwrap();
+        for other in [renamed, unbound, moved, elsewhere] {
             let name = other.to_string();
             assert!(
                 matches!(keeper.seal(other, 7, b"x"), Err(Error::ColumnUnknown(Unknown(unknown))) if unknown == name)

@@ -190,6 +190,11 @@ impl Error {
         }
     }
 
+    /// Whether the token has no user PIN yet.
+    pub fn is_pin_not_set(&self) -> bool {
+        self.ckr() == Some(Ckr(RvError::UserPinNotInitialized))
+    }
+
     /// The return value, where a call failed.
     pub fn ckr(&self) -> Option<Ckr> {
         match self {

@@ -103,7 +103,7 @@ pub struct Report {
 pub struct KeyReport {
     /// What the record says.
     pub fact: KeyFact,
-    /// Whether the key was found on the token, alone, with the right attributes, and its canary unwrapped.
+    /// Whether the key was found on the token, alone, with the right attributes, and its canary unwrapped: it opens.
     pub works: bool,
     /// How it is.
     pub health: Health,
@@ -162,7 +162,7 @@ impl Keyring {
             let current = keys.current().map(|key| key.id);
             let report = |fact: &KeyFact| KeyReport {
                 fact: fact.clone(),
-                works: keys.health(fact) == Health::Works,
+                works: matches!(keys.health(fact), Health::Works | Health::MayNotWrap | Health::MayWrap),
                 health: keys.health(fact),
                 current: current == Some(fact.kid),
                 reserved: (fact.route.alg() == Alg::A256GcmKw).then(|| keys.record.reserved(fact.kid)),
@@ -303,7 +303,7 @@ impl Keyring {
     /// # Errors
     /// Whatever keeps the token from answering; that a route does not work is its outcome.
     pub fn try_routes(&self) -> Result<Vec<RouteTrial>, Error> {
-        Route::ALL.into_iter().map(|route| self.pool.once(|lease| Ok(RouteTrial::of(lease.access(), route)))).collect()
+        Route::ALL.into_iter().map(|route| self.pool.once(|lease| RouteTrial::of(lease.access(), route))).collect()
     }
 
     /// Tidies up what a crash left under the label of keys in the making: a key that the record names gets the
@@ -517,6 +517,10 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
             Tidied::Left("a database names it: it is not in the record, and no key is destroyed that a value may need")
         }
         (true, None, _) if !twice => Tidied::Left("it was made a moment ago: another `init` may be at work"),
+        // Recorded in this moment?
+        (true, None, Some(kid)) if Record::read(session, lease.keyring())?.keys.contains_key(&kid) => {
+            Tidied::Left("it was recorded a moment ago: look again")
+        }
         (true, None, _) => {
             session.destroy_object(left.handle).counted("C_DestroyObject")?;
             Tidied::Destroyed

@@ -10,7 +10,7 @@ use subtle::ConstantTimeEq;
 use super::Error;
 use super::counted::Counted;
 use super::error::Recovery;
-use super::record::{Canary, KeyFact, Record, State};
+use super::record::{self, Canary, KeyFact, Record, State};
 use super::route::{Access, NO_RANDOM, Route};
 use crate::provider::{Aad, KeyId, MasterKey, random};
 use crate::secret::Dek;
@@ -61,6 +61,10 @@ pub enum Health {
     Works,
     /// Another key on the token has the same id: it opens, and nothing is sealed.
     Doubled,
+    /// It is active, and the token does not let it wrap: it opens, and seals nothing.
+    MayNotWrap,
+    /// It is not active, and the token lets it wrap: the fence is down.
+    MayWrap,
     /// It is not on the token.
     Missing,
     /// It is there, and its canary does not unwrap to what the record says: it is another key.
@@ -95,9 +99,19 @@ impl KeySet {
         for handle in labelled(access.session, keyring)? {
             set.add(access, handle)?;
         }
+        for _ in record::planted(access.session, keyring)? {
+            let why = "it is a public data object with the label of the keyring record: anyone can plant one";
+            set.strangers.push(Stranger { id: String::new(), why: why.to_owned(), private: false });
+        }
         for handle in labelled(access.session, &making(keyring))? {
             let seen = Seen::read(access.session, handle)?;
             set.note_generation(&seen);
+            if !seen.is_private_aes() {
+                let why = "it has the label of keys in the making, and is no private AES key: hardwrap did not make it";
+                let (id, private) = (hex::encode(&seen.id), seen.private);
+                set.strangers.push(Stranger { id, why: why.to_owned(), private });
+                continue;
+            }
             let id = seen.id;
             let recorded = key_id(&id).filter(|kid| set.record.keys.contains_key(kid));
             set.leftovers.push(Leftover { handle, id, recorded });
@@ -161,6 +175,8 @@ impl KeySet {
     pub(super) fn health(&self, fact: &KeyFact) -> Health {
         match (self.usable.get(&fact.kid), self.unusable.get(&fact.kid)) {
             (Some(found), _) if found.doubled => Health::Doubled,
+            (Some(found), _) if found.state == State::Active && !found.may_wrap => Health::MayNotWrap,
+            (Some(found), _) if found.state > State::Active && found.may_wrap => Health::MayWrap,
             (Some(_), _) => Health::Works,
             (None, Some(health)) => *health,
             (None, None) if fact.state == State::Destroyed => Health::Gone,

@@ -69,6 +69,7 @@ struct Sessions {
     open: usize,
     limit: usize,
     waiting: usize,
+    closed: bool,
 }
 
 /// A session on loan. While it lives, nobody re-initialises the module.
@@ -353,7 +354,8 @@ impl Connection {
                 return Err(error);
             }
         };
-        let sessions = Sessions { idle: vec![session], open: 1, limit: settings.sessions.max(1), waiting: 0 };
+        let sessions =
+            Sessions { idle: vec![session], open: 1, limit: settings.sessions.max(1), waiting: 0, closed: false };
         Ok(Self {
             module,
             generation,
@@ -372,6 +374,8 @@ impl Connection {
     fn wait_for_all(&self) {
         let began = Instant::now();
         let mut sessions = lock(&self.sessions);
+        sessions.closed = true;
+        self.returned.notify_all();
         sessions.waiting += 1;
         while sessions.idle.len() < sessions.open {
             let Some(left) = PATIENCE.checked_sub(began.elapsed()) else { break };
@@ -383,8 +387,17 @@ impl Connection {
     /// An idle session, a new one, or, at the token's limit, the next that comes back.
     fn take(&self) -> Result<Session, Error> {
         let mut sessions = lock(&self.sessions);
+        let began = Instant::now();
+        let mut waited = false;
         loop {
+            if sessions.closed {
+                return Err(Error::Closed);
+            }
             if let Some(session) = sessions.idle.pop() {
+                if waited {
+                    drop(sessions);
+                    metrics::histogram!("hardwrap_pool_wait_seconds").record(began.elapsed());
+                }
                 return Ok(session);
             }
             if sessions.open < sessions.limit {
@@ -402,11 +415,10 @@ impl Connection {
                     }
                 }
             } else {
-                let began = Instant::now();
+                waited = true;
                 sessions.waiting += 1;
                 sessions = self.returned.wait(sessions).unwrap_or_else(PoisonError::into_inner);
                 sessions.waiting -= 1;
-                metrics::histogram!("hardwrap_pool_wait_seconds").record(began.elapsed());
             }
         }
     }
@@ -427,7 +439,9 @@ impl Connection {
             sessions.idle.push(session);
         }
         // Waking is a system call, also where nobody waits.
-        if sessions.waiting > 0 {
+        if sessions.closed {
+            self.returned.notify_all();
+        } else if sessions.waiting > 0 {
             drop(sessions);
             self.returned.notify_one();
         }

@@ -280,6 +280,13 @@ pub(super) fn probe(session: &Session) -> Result<(), Error> {
     Ok(())
 }
 
+/// Public objects with the label of the record: never read, and somebody made them.
+pub(super) fn planted(session: &Session, keyring: &str) -> Result<Vec<ObjectHandle>, Error> {
+    let template =
+        [Attribute::Class(ObjectClass::DATA), Attribute::Private(false), Attribute::Label(label_of(keyring))];
+    Ok(session.find_objects(&template).counted("C_FindObjects")?)
+}
+
 fn label_of(keyring: &str) -> Vec<u8> {
     format!("hardwrap record {keyring}").into_bytes()
 }

@@ -12,6 +12,7 @@ use cryptoki::object::{Attribute, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::Session;
 
 use super::counted::Counted;
+use super::error::Recovery;
 use super::module::{Module, lock};
 use super::raw::Cipher;
 use super::{Ckr, Error};
@@ -249,9 +250,14 @@ pub struct Timing {
 }
 
 impl RouteTrial {
-    pub(super) fn of(access: Access<'_>, route: Route) -> Self {
-        let outcome = route.works(access).and_then(|()| route.measure(access)).map_err(|error| error.to_string());
-        Self { route, outcome }
+    pub(super) fn of(access: Access<'_>, route: Route) -> Result<Self, Error> {
+        let outcome = match route.works(access).and_then(|()| route.measure(access)) {
+            Ok(timing) => Ok(timing),
+            Err(error) if matches!(error.recovery(), Recovery::GiveUp | Recovery::Judge) => Err(error.to_string()),
+            // That says nothing of the route.
+            Err(error) => return Err(error),
+        };
+        Ok(Self { route, outcome })
     }
 }
 

@@ -13,10 +13,11 @@ use super::route::Access;
 use super::{Choice, Error, Keyring, Route, Settings};
 use crate::column::{Column, Row};
 use crate::envelope::Envelope;
-use crate::keeper::Keeper;
+use crate::keeper::{self, Keeper};
 use crate::provider::{Aad, KeyProvider, ProviderError};
 use crate::secret::Dek;
 use crate::softhsm::SoftHsm;
+use crate::store;
 
 #[derive(Deserialize)]
 struct Case {
@@ -290,23 +291,32 @@ fn a_pin_refused_in_the_parent_is_not_tried_in_the_child() {
 }
 
 #[test]
-fn a_keeper_goes_on_in_a_child_with_a_database_connection_of_its_own() {
-    SoftHsm::isolated("hsm::tests::a_keeper_goes_on_in_a_child_with_a_database_connection_of_its_own", |site| {
+fn a_child_seals_and_opens_and_never_touches_its_parents_database() {
+    SoftHsm::isolated("hsm::tests::a_child_seals_and_opens_and_never_touches_its_parents_database", |site| {
         let column = || Column::new("t", "c", "id", "t:c").expect("well named");
         let url = format!("sqlite://{}/app.db", site.dir().display());
-        let builder = Keeper::builder(site.uri().parse().expect("a uri"), url.parse().expect("a url"));
-        let (keeper, _) = builder.columns([column()]).init(Choice::Auto).expect("made");
+        let builder =
+            || Keeper::builder(site.uri().parse().expect("a uri"), url.parse().expect("a url")).columns([column()]);
+        let (keeper, _) = builder().init(Choice::Auto).expect("made");
         let sealed = keeper.seal(column(), (), b"value").expect("sealed");
-        let open_files = || fs::read_dir("/proc/self/fd").expect("a list").count();
+        let forked = |outcome: Result<(), keeper::Error>| {
+            assert!(matches!(outcome, Err(keeper::Error::Store(store::Error::Forked))), "{outcome:?}");
+        };
+        let files = || fs::read_dir(site.dir()).expect("a directory").count();
+        let before = files();
+        let keeper = std::sync::Arc::new(keeper);
         assert!(in_child(|| {
-            let before = open_files();
-            keeper.check().expect("all is well");
-            assert!(open_files() > before, "the child connected by itself");
             assert_eq!(keeper.open_value(column(), (), &sealed).expect("opened").expose(), b"value");
-            keeper.db().forget_keys().expect("written");
-            keeper.check().expect("noted again");
+            forked(keeper.check());
+            // Nor by a connection of its own: SQLite would take no locks for it.
+            forked(builder().open().map(drop));
+            drop(std::sync::Arc::into_inner(keeper.clone()));
         }));
+        assert_eq!(files(), before, "the log and its index are still there");
         keeper.check().expect("all is well");
-        assert_eq!(keeper.db().keys_seen().expect("read").len(), 1);
+        // Forked before it is opened, a child has a database like any process.
+        drop(keeper);
+        assert!(in_child(|| builder().open().expect("opened").check().expect("all is well")));
+        builder().open().expect("opened");
     });
 }

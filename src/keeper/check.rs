@@ -1,7 +1,7 @@
 //! The check at start: that token, keyring and keys are those which this database knows, before any row is read.
 
 use super::{Error, Keeper};
-use crate::hsm::{self, KeyReport, Report, State};
+use crate::hsm::{self, Health, KeyReport, Report, State};
 use crate::provider::KeyId;
 use crate::store::{self, Db, KeySeen};
 
@@ -13,8 +13,9 @@ impl Keeper {
     ///
     /// # Errors
     /// Each wrong thing has its own: [`Error::NoKeys`], [`Error::EmptyKeyring`], [`Error::OtherKeys`],
-    /// [`Error::OlderRecord`], [`Error::NotNoted`], [`Error::NoActiveKey`]; [`hsm::Error::Silent`] if the key that seals
-    /// is recorded and does not work; whatever keeps token or database from working.
+    /// [`Error::OlderRecord`], [`Error::NotNoted`], [`Error::NoActiveKey`], [`Error::MayNotWrap`]; [`hsm::Error::Silent`]
+    /// if the key that seals is recorded and does not work; whatever keeps token or database from working. That another
+    /// key has the id of the one that seals is a warning only: values still open, and sealing says it itself.
     pub fn check(&self) -> Result<(), Error> {
         let identity = self.db().ready()?.identity;
         let report = self.keyring().report()?;
@@ -29,6 +30,7 @@ impl Keeper {
         if !report.keys.iter().any(|key| key.current) {
             let active = |key: &&KeyReport| key.fact.state == State::Active;
             return Err(match report.keys.iter().rev().find(active) {
+                Some(key) if key.health == Health::MayNotWrap => Error::MayNotWrap(key.fact.kid),
                 Some(silent) => hsm::Error::Silent(silent.fact.kid).into(),
                 None => Error::NoActiveKey(self.keyring().label().to_owned()),
             });

@@ -37,7 +37,7 @@ impl Keeper {
         let mut columns = Vec::new();
         for (column, facts) in self.columns() {
             let counts = match facts.usable() {
-                Ok(()) => Ok(self.db().count(column)?),
+                Ok(()) => self.db().count(column).map_err(Error::from),
                 Err(unfit) => Err(unfit.into()),
             };
             columns.push(ColumnStatus { column: column.clone(), counts });

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,15 @@ use diesel::sql_types::{BigInt, Text};
 use super::error::CANNOT_OPEN;
 use super::sql::{self, Query};
 use super::{DatabaseUrl, Error, schema};
-use crate::process::Own;
 
 /// One database. Its methods take `&self` and wait for each other; share it by reference or in an `Arc`.
 pub struct Db {
     url: DatabaseUrl,
-    /// None in a forked child until it connects itself: SQLite forbids to carry a connection over a fork.
-    connection: Own<Mutex<Option<SqliteConnection>>>,
+    /// There until it drops.
+    connection: Option<Mutex<SqliteConnection>>,
+    /// Who opened it: SQLite forbids to carry a connection over a fork, and keeps what it knows of locks in the process,
+    /// so that a second connection of the child would take none.
+    process: u32,
     /// Whether the connection stands inside the transaction of [`Db::exclusively`].
     held: bool,
 }
@@ -77,7 +80,7 @@ impl Db {
         let inside = Self::on(&self.url, connection, true);
         let result = work(&inside);
         let mut connection = inside.lock()?;
-        let connection = connection.as_mut().ok_or_else(not_here)?;
+        let connection = &mut *connection;
         match result {
             Ok(value) => {
                 AnsiTransactionManager::commit_transaction(connection).map_err(Error::from)?;
@@ -139,38 +142,49 @@ impl Db {
     }
 
     fn on(url: &DatabaseUrl, connection: SqliteConnection, held: bool) -> Self {
-        let connection = Own::new(|| process::id().into(), Mutex::new(Some(connection)));
-        Self { url: url.clone(), connection, held }
+        let process = process::id();
+        opened().push((process, absolute(url).unwrap_or_default()));
+        Self { url: url.clone(), connection: Some(Mutex::new(connection)), process, held }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut SqliteConnection) -> Result<T, Error>) -> Result<T, Error> {
-        let mut connection = self.lock()?;
-        work(connection.as_mut().ok_or_else(not_here)?)
+        work(&mut *self.lock()?)
     }
 
-    /// The connection, made anew in a forked child.
-    fn lock(&self) -> Result<MutexGuard<'_, Option<SqliteConnection>>, Error> {
-        let own = self.connection.get(|_| Mutex::new(None));
-        let mut guard = own.lock().unwrap_or_else(|poisoned| {
+    fn lock(&self) -> Result<MutexGuard<'_, SqliteConnection>, Error> {
+        let connection = self.connection.as_ref().filter(|_| self.process == process::id()).ok_or(Error::Forked)?;
+        Ok(connection.lock().unwrap_or_else(|poisoned| {
             // A thread died in the middle of its work, which nobody can finish now. The lock of `exclusively` is not
             // ours to give back: its owner ends that transaction.
             let mut guard = poisoned.into_inner();
-            if let (false, Some(connection)) = (self.held, guard.as_mut()) {
-                let _ = AnsiTransactionManager::rollback_transaction(connection);
+            if !self.held {
+                let _ = AnsiTransactionManager::rollback_transaction(&mut *guard);
             }
-            own.clear_poison();
+            connection.clear_poison();
             guard
-        });
-        if guard.is_none() {
-            if self.held {
-                return Err(Error::Unavailable(
-                    "the transaction belongs to the process this one was forked from".into(),
-                ));
-            }
-            *guard = Some(connection(&self.url, "rw")?);
-        }
-        Ok(guard)
+        }))
     }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            let path = absolute(&self.url).unwrap_or_default();
+            let mut opened = opened();
+            if let Some(at) = opened.iter().position(|(process, of)| *process == self.process && *of == path) {
+                opened.swap_remove(at);
+            }
+        } else {
+            // Closing it here would take the parent's log and locks away.
+            mem::forget(self.connection.take());
+        }
+    }
+}
+
+/// Which files are open, and in which process: a child inherits the list of its parent.
+fn opened() -> MutexGuard<'static, Vec<(u32, PathBuf)>> {
+    static OPENED: Mutex<Vec<(u32, PathBuf)>> = Mutex::new(Vec::new());
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Db {
@@ -179,17 +193,15 @@ impl fmt::Debug for Db {
     }
 }
 
-/// A transaction that was begun before a fork.
-fn not_here() -> Error {
-    Error::Unavailable("the transaction belongs to the process this one was forked from".into())
-}
-
 /// Connects to a file for writing. SQLite itself falls back to reading a file that cannot be written, but not where a
 /// write-ahead log wants files of its own in a directory that cannot.
 fn connection(url: &DatabaseUrl, mode: &str) -> Result<SqliteConnection, Error> {
     let path = absolute(url)?;
     if path.is_dir() {
         return Err(Error::NotADatabase(url.path().to_owned()));
+    }
+    if opened().iter().any(|(process, of)| *process != process::id() && *of == path) {
+        return Err(Error::Forked);
     }
     let cannot_write = |error: &Error| match error {
         Error::ReadOnly => true,

@@ -7,6 +7,8 @@ use diesel::sql_types::{BigInt, Text};
 
 use super::sql::{self, Query};
 use super::{Db, Error, Plain};
+use crate::envelope::Marker;
+use crate::provider::KeyId;
 
 impl Db {
     /// Looks for well-formed fronts of ours, `hw1:` and a key id, in every column of every table but SQLite's own and
@@ -31,6 +33,31 @@ impl Db {
                 }
             }
             Ok(found)
+        })
+    }
+}
+
+impl Db {
+    /// Whether a value anywhere in the database, in a registered column or not, names this key.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn names(&self, kid: KeyId) -> Result<bool, Error> {
+        self.read_with(|connection| {
+            let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
+            for AnyColumn { table, name } in columns {
+                let found: Vec<Total> = Query::new(format!(
+                    "SELECT EXISTS (SELECT 1 FROM main.{} AS t WHERE CAST({} AS TEXT) GLOB '{}{kid}:*') AS total",
+                    sql::quote(&table),
+                    sql::of_t(&name),
+                    Marker::HW1
+                ))
+                .load(connection)?;
+                if found.iter().any(|row| row.total > 0) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         })
     }
 }

@@ -56,6 +56,14 @@ pub enum Error {
     #[error("the database is unavailable")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
 
+    /// The database was open when this process was forked off, and SQLite cannot be used over a fork: neither that
+    /// connection nor a new one to the same file.
+    #[error(
+        "the database was open when this process was forked: SQLite cannot be used over a fork; fork before it is \
+         opened, or start a new program"
+    )]
+    Forked,
+
     /// The file, or its directory, cannot be written; nothing was changed.
     #[error("the database is read-only")]
     ReadOnly,

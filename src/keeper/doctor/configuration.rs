@@ -9,16 +9,15 @@ use crate::keeper::{Config, ConfigError};
 
 pub(super) fn examine(config: &Config, examination: &mut Examination) {
     let mut found = Vec::new();
-    if let Some(path) = &config.path {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        if let Some(directory) = path.parent().filter(|directory| others_write(directory)) {
-            found.push(Finding::new(
-                FindingId::ConfigurationDirectory,
-                directory.display().to_string(),
-                "others can write this directory",
-                format!("chmod go-w {}", directory.display()),
-            ));
-        }
+    if let Some(path) = &config.path
+        && let Some((at, how)) = writable(path)
+    {
+        found.push(Finding::new(
+            FindingId::ConfigurationDirectory,
+            path.display().to_string(),
+            format!("{}: {how}", at.display()),
+            format!("chmod go-w {}", at.display()),
+        ));
     }
     examination.ran("configuration", found);
 }

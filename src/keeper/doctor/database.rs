@@ -40,14 +40,14 @@ pub struct ExaminedColumn {
     pub holds: Option<u64>,
     /// `accept` or `refuse`.
     pub cleartext: &'static str,
-    /// All rows.
-    pub rows: u64,
+    /// All rows; none where they could not be counted.
+    pub rows: Option<u64>,
     /// Sealed values.
-    pub sealed: u64,
+    pub sealed: Option<u64>,
     /// Values in clear.
-    pub in_cleartext: u64,
+    pub in_cleartext: Option<u64>,
     /// The statement that repeats the counts.
-    pub sql: String,
+    pub sql: Option<String>,
 }
 
 /// A database that could be opened.
@@ -163,14 +163,26 @@ pub(super) fn examine(
             for (column, facts) in pairs() {
                 // What is there is counted, also where it cannot be walked.
                 let there = facts.table != TableFact::Missing && facts.column != ColumnFact::Missing;
-                let mut counts = Counts::default();
+                let mut counts = None;
                 if there {
                     match db.count(column).and_then(|counts| Ok((values(&db, column, &counts, token)?, counts))) {
                         Ok((said, counted)) => {
                             found.extend(said);
-                            counts = counted;
+                            counts = Some(counted);
                         }
-                        Err(error) => failed = Some(format!("{column}: {}", chain(&error))),
+                        Err(error) => {
+                            let remedy = "put a backup of the database back; what it says is not to be trusted";
+                            let said = chain(&error);
+                            if facts.key != KeyFact::Missing {
+                                found.push(Finding::new(
+                                    FindingId::DatabaseUnusable,
+                                    column.to_string(),
+                                    &*said,
+                                    remedy,
+                                ));
+                            }
+                            failed = Some(format!("{column}: {said}"));
+                        }
                     }
                 }
                 columns.push(ExaminedColumn::of(column, facts, counts));
@@ -317,7 +329,12 @@ fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> 
 fn discovery(config: &Config, db: &Db, examination: &mut Examination) {
     let everywhere = match db.find_envelopes() {
         Ok(everywhere) => everywhere,
-        Err(error) => return examination.not_run("discovery", chain(&Error::from(error))),
+        Err(error) => {
+            let said = chain(&Error::from(error));
+            let remedy = "put a backup of the database back; what it says is not to be trusted";
+            examination.findings.push(Finding::new(FindingId::DatabaseUnusable, "discovery", &*said, remedy));
+            return examination.not_run("discovery", said);
+        }
     };
     let mut found = Vec::new();
     for one in &everywhere {
@@ -344,7 +361,7 @@ fn discovery(config: &Config, db: &Db, examination: &mut Examination) {
 }
 
 impl ExaminedColumn {
-    fn of(column: &Column, facts: &ColumnFacts, counts: Counts) -> Self {
+    fn of(column: &Column, facts: &ColumnFacts, counts: Option<Counts>) -> Self {
         Self {
             column: column.to_string(),
             declared: match &facts.column {
@@ -356,10 +373,10 @@ impl ExaminedColumn {
                 Cleartext::Accept => "accept",
                 Cleartext::Refuse => "refuse",
             },
-            rows: counts.total,
-            sealed: counts.sealed_total(),
-            in_cleartext: counts.cleartext,
-            sql: counts.sql,
+            rows: counts.as_ref().map(|counts| counts.total),
+            sealed: counts.as_ref().map(Counts::sealed_total),
+            in_cleartext: counts.as_ref().map(|counts| counts.cleartext),
+            sql: counts.map(|counts| counts.sql),
         }
     }
 }

@@ -161,6 +161,12 @@ findings! {
     /// Two keys have one id.
     KeyDoubled "key-doubled" Critical
         "Nothing is sealed while it is not known which of the two is the key.";
+    /// An active key may not wrap, on the token.
+    KeyMayNotWrap "key-may-not-wrap" Critical
+        "Nothing can be sealed under it, and somebody with the PIN took the permission away.";
+    /// A key that may not wrap any more may, on the token.
+    KeyMayWrap "key-may-wrap" Critical
+        "The fence is down: a process with an old view could seal under a key that is to go.";
     /// A key of that id is there, and is another one.
     KeyCanary "key-canary-fails" Critical
         "Values under it cannot be opened, and somebody put another key in its place.";

@@ -128,7 +128,7 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
             let finding = unreachable(&error, config);
             let (check, of_pin) = match error.root() {
                 hsm::Error::Pin(_) => ("pin", [of_pin, vec![finding.clone()]].concat()),
-                _ if finding.id == FindingId::PinNotSet => ("pin", [of_pin, vec![finding.clone()]].concat()),
+                error if error.is_pin_not_set() => ("pin", [of_pin, vec![finding.clone()]].concat()),
                 hsm::Error::Record(_) => ("keyring", of_pin),
                 _ => ("token", of_pin),
             };
@@ -215,7 +215,7 @@ fn unreachable(error: &hsm::Error, config: &Config) -> Finding {
             FindingId::PinRefused,
             "correct the PIN, then log in once yourself: hardwrap key list --ask-pin; no program tries it again",
         ),
-        hsm::Error::Call { ckr, .. } if ckr.to_string() == "CKR_USER_PIN_NOT_INITIALIZED" => {
+        error if error.is_pin_not_set() => {
             found(FindingId::PinNotSet, "the security officer sets the user PIN with the vendor's tool")
         }
         _ => found(FindingId::TokenUnreachable, "see to the token and its connection, then run doctor again"),
@@ -296,7 +296,9 @@ fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examinati
 /// Whether a private object that does not count is one of the record's keys, about which another finding is.
 fn explained(report: &Report, stranger: &Stranger) -> bool {
     let is = |key: &KeyReport| stranger.private && key.fact.kid.to_string() == stranger.id;
-    report.keys.iter().any(|key| is(key) && !matches!(key.health, Health::Works | Health::Doubled))
+    report.keys.iter().any(|key| {
+        is(key) && !matches!(key.health, Health::Works | Health::Doubled | Health::MayNotWrap | Health::MayWrap)
+    })
 }
 
 fn keys(config: &Config, report: &Report, examination: &mut Examination) {
@@ -314,6 +316,16 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
                 "two keys on the token have this id".to_owned(),
                 "find out who made the other one, and destroy that with the vendor's tool",
             )),
+            Health::MayNotWrap => Some((
+                FindingId::KeyMayNotWrap,
+                "it is active, and the token does not let it wrap".to_owned(),
+                "find out who took the permission, then hardwrap key activate with its id gives it back",
+            )),
+            Health::MayWrap => Some((
+                FindingId::KeyMayWrap,
+                format!("it is {}, and the token lets it wrap", key.fact.state.name()),
+                "find out who gave the permission, then hardwrap key deactivate with its id takes it away",
+            )),
             Health::CanaryFails => Some((
                 FindingId::KeyCanary,
                 "a key of this id is there, and does not unwrap the record's canary".to_owned(),
@@ -329,18 +341,26 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
     let seals = report.keys.iter().any(|key| key.current);
     if !report.keys.is_empty() && !seals && report.keys.iter().all(|key| key.fact.state != State::Active) {
         let what = "no key of the keyring is active";
-        found.push(Finding::new(FindingId::NoActiveKey, "keyring", what, "make a key active; see hardwrap key list"));
+        found.push(Finding::new(
+            FindingId::NoActiveKey,
+            "keyring",
+            what,
+            "run hardwrap key generate, then hardwrap key activate",
+        ));
     }
     examination.ran("keys", found);
 }
+
+const FRESH_KEY: &str = "seal under a new key: hardwrap key generate, then key activate, then key deactivate this one";
 
 /// How close a key is to the end of its use.
 fn wearing_out(config: &Config, key: &KeyReport) -> Vec<Finding> {
     let mut found = Vec::new();
     let subject = format!("key {}", key.fact.kid);
-    if let Some(reserved) = key.reserved.filter(|reserved| *reserved >= MOST_USES / 2) {
+    let seals = key.fact.state == State::Active;
+    if let Some(reserved) = key.reserved.filter(|_| seals).filter(|reserved| *reserved >= MOST_USES / 2) {
         let what = format!("{reserved} of {MOST_USES} wraps under A256GCMKW are reserved");
-        let finding = Finding::new(FindingId::WrapsRunningOut, &*subject, what, "rotate to a new key");
+        let finding = Finding::new(FindingId::WrapsRunningOut, &*subject, what, FRESH_KEY);
         let severity = if reserved >= MOST_USES / 10 * 9 { Severity::Critical } else { finding.severity };
         found.push(Finding { severity, ..finding });
     }
@@ -348,7 +368,7 @@ fn wearing_out(config: &Config, key: &KeyReport) -> Vec<Finding> {
     let period = config.policy.cryptoperiod;
     if key.current && age.is_some_and(|age| u64::try_from(age).is_ok_and(|age| age > period.as_secs())) {
         let what = format!("it has sealed for longer than policy.cryptoperiod ({period})");
-        let remedy = "rotate to a new key, or set the cryptoperiod that your policy allows";
+        let remedy = format!("{FRESH_KEY}; or set the cryptoperiod that your policy allows");
         found.push(Finding::new(FindingId::CryptoperiodPassed, &*subject, what, remedy));
     }
     found

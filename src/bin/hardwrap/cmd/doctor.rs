@@ -90,8 +90,13 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
             writeln!(out, "          SQLite {sqlite}, journal {journal}, {free} of {pages} pages free")?;
         }
         for column in &database.columns {
-            let (name, rows, sealed) = (plain(&column.column), column.rows, column.sealed);
-            writeln!(out, "column    {name}: {rows} rows, {sealed} sealed, {} in clear", column.in_cleartext)?;
+            let name = plain(&column.column);
+            match (column.rows, column.sealed, column.in_cleartext) {
+                (Some(rows), Some(sealed), Some(clear)) => {
+                    writeln!(out, "column    {name}: {rows} rows, {sealed} sealed, {clear} in clear")?;
+                }
+                _ => writeln!(out, "column    {name}: not counted")?,
+            }
         }
     }
     let went = |outcome| diagnosis.checks.iter().filter(|check| check.outcome == outcome).count();

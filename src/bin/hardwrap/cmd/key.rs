@@ -3,8 +3,9 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 use hardwrap::hsm::{Choice, KeyReport, Keyring, Tidied};
-use hardwrap::keeper::{Config, Keeper};
+use hardwrap::keeper::{self, Config, Keeper};
 use hardwrap::provider::KeyId;
+use hardwrap::store::Db;
 use serde::Serialize;
 
 use crate::app::App;
@@ -95,8 +96,7 @@ struct Generate {
 
 impl Generate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        // It checks that this is the keyring which the database knows.
-        let keeper = app.keeper()?;
+        let keeper = right_keyring(app)?;
         let (kid, route) = keeper.keyring().generate(self.mechanism)?;
         let did = format!("made, pre-active, wraps by {} ({route})", route.alg().name());
         changed(app, &keeper, kid, &did, out)
@@ -118,7 +118,7 @@ struct Activate {
 
 impl Activate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        let keeper = app.keeper()?;
+        let keeper = right_keyring(app)?;
         keeper.keyring().activate(self.kid)?;
         changed(app, &keeper, self.kid, "active: new values are sealed under it", out)
     }
@@ -138,9 +138,18 @@ struct Deactivate {
 
 impl Deactivate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        let keeper = app.keeper()?;
+        let keeper = right_keyring(app)?;
         keeper.keyring().deactivate(self.kid)?;
         changed(app, &keeper, self.kid, "deactivated: it only unwraps", out)
+    }
+}
+
+/// The keyring which the database knows, also where these commands are what it lacks.
+fn right_keyring(app: &App) -> Result<Keeper, Failure> {
+    let keeper = Keeper::unchecked(&app.config()?)?;
+    match keeper.check() {
+        Ok(()) | Err(keeper::Error::MayNotWrap(_) | keeper::Error::NoActiveKey(_)) => Ok(keeper),
+        Err(wrong) => Err(wrong.into()),
     }
 }
 
@@ -155,14 +164,13 @@ fn changed(app: &App, keeper: &Keeper, kid: KeyId, did: &str, out: &mut dyn Writ
 
 /// Tidies up. What the configured database names stays, so that has to be there.
 fn tidied(config: &Config, keyring: &Keyring) -> Result<Vec<Cleaned>, Failure> {
-    let keeper = Keeper::unchecked(config)?;
-    let mut named: BTreeSet<String> = keeper.db().keys_seen()?.into_iter().map(|seen| seen.kid).collect();
-    for (column, facts) in keeper.columns() {
-        if facts.usable().is_ok() {
-            named.extend(keeper.db().count(column)?.sealed.keys().map(ToString::to_string));
-        }
-    }
-    let cleaned = keyring.clean(|kid| named.contains(&kid.to_string()))?;
+    let db = Db::open(&config.database)?;
+    db.ready()?;
+    let seen: BTreeSet<String> = db.keys_seen()?.into_iter().map(|seen| seen.kid).collect();
+    // No `init` works on this database meanwhile. What cannot be asked counts as a yes.
+    let cleaned = db.exclusively(|db| -> Result<_, keeper::Error> {
+        Ok(keyring.clean(|kid| seen.contains(&kid.to_string()) || db.names(kid).unwrap_or(true))?)
+    })?;
     Ok(cleaned
         .into_iter()
         .map(|one| match one.outcome {

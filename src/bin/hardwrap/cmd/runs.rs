@@ -79,13 +79,17 @@ impl List {
         let mut listing =
             Listing { statuses: self.status, stale_before: self.stale.then_some(now), after: None, limit: PAGE };
         let mut listed: Vec<Listed> = Vec::new();
+        // One more than is shown: whether there are more.
+        let wanted = self.limit as usize + 1;
         loop {
-            listing.limit = PAGE.min(self.limit - u32::try_from(listed.len()).unwrap_or(self.limit));
+            listing.limit = PAGE.min(u32::try_from(wanted - listed.len()).unwrap_or(PAGE));
             let page = if listing.limit == 0 { Vec::new() } else { AgentRuns::summaries(db, &listing)? };
             let Some(last) = page.last() else { break };
             listing.after = Some((last.run.crdate, last.run.uid));
             listed.extend(page.iter().map(Listed::of));
         }
+        let more = listed.len() == wanted;
+        listed.truncate(self.limit as usize);
         app.report(out, 0, &listed, |out| {
             if listed.is_empty() {
                 return writeln!(out, "no runs");
@@ -103,7 +107,11 @@ impl List {
                 ]
             };
             let rows: Vec<_> = std::iter::once(heading.to_vec()).chain(listed.iter().map(row)).collect();
-            table(out, &rows)
+            table(out, &rows)?;
+            if more {
+                writeln!(out, "and more, made later: --limit N shows so many")?;
+            }
+            Ok(())
         })
     }
 }

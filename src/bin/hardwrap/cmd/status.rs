@@ -4,8 +4,8 @@ use std::io::Write;
 use clap::Args;
 use hardwrap::column::Column;
 use hardwrap::hsm;
-use hardwrap::keeper::{ColumnStatus, Keeper};
-use hardwrap::store::Counts;
+use hardwrap::keeper::{self, ColumnStatus, Keeper};
+use hardwrap::store::{self, Counts};
 use serde::Serialize;
 
 use super::columns::policy;
@@ -46,7 +46,11 @@ impl Status {
         let report = &found.token;
         let column = |one: ColumnStatus| match one.counts {
             Ok(counts) => Counted::of(&one.column, counts),
-            Err(fault) => Counted { fault: Some(fault.to_string()), ..Counted::of(&one.column, Counts::default()) },
+            Err(fault) => Counted {
+                missing: matches!(fault, keeper::Error::Store(store::Error::NoTable(_) | store::Error::NoColumn(_))),
+                fault: Some(fault.to_string()),
+                ..Counted::of(&one.column, Counts::default())
+            },
         };
         let mut status = Shown {
             environment: config.environment.clone(),
@@ -105,6 +109,8 @@ struct Counted {
     null: u64,
     keyless: u64,
     fault: Option<String>,
+    #[serde(skip)]
+    missing: bool,
     sql: String,
 }
 
@@ -123,6 +129,7 @@ impl Counted {
             null: counts.null,
             keyless: counts.keyless,
             fault: None,
+            missing: false,
             sql: counts.sql,
         }
     }
@@ -159,8 +166,11 @@ impl Shown {
         }
         for column in &self.columns {
             let name = &column.column;
-            if let Some(fault) = &column.fault {
-                self.critical.push(format!("{name}: {fault}"));
+            match &column.fault {
+                // As the doctor has it: what is not there yet may be to come.
+                Some(fault) if column.missing => self.warnings.push(format!("{name}: {fault}")),
+                Some(fault) => self.critical.push(format!("{name}: {fault}")),
+                None => {}
             }
             if column.damaged > 0 {
                 self.critical.push(format!("{name}: {} values are damaged", column.damaged));
@@ -256,7 +266,9 @@ impl Shown {
         let columns = |value: &dyn Fn(&Counted) -> u64| -> Vec<_> {
             self.columns.iter().map(|column| (vec![("column", column.column.as_str())], value(column))).collect()
         };
-        shown.gauge("hardwrap_column_rows", "Rows of the table.", &columns(&|column| column.rows));
+        let counted = self.columns.iter().filter(|column| column.fault.is_none());
+        let rows: Vec<_> = counted.map(|column| (vec![("column", column.column.as_str())], column.rows)).collect();
+        shown.gauge("hardwrap_column_rows", "Rows of the table.", &rows);
         shown.gauge(
             "hardwrap_column_fault",
             "Whether the column cannot be used.",
