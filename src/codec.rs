@@ -9,7 +9,7 @@
 //! | `hardwrap_opens_total{column}` | value opened, cleartext not included |
 //! | `hardwrap_rewraps_total{column}` | DEK wrapped anew |
 //! | `hardwrap_cleartext_reads_total{column}` | value returned as it was stored, unsealed, by a column that accepts that |
-//! | `hardwrap_errors_total{column, kind}` | failure, by [`Error::kind`] |
+//! | `hardwrap_errors_total{column, kind}` | failure, by [`Error::kind`]; without a column where the keeper was given none that is registered, or a wrong row |
 //!
 //! Each call is a `tracing` span `seal`, `open` or `rewrap` of the target `hardwrap::codec`, at DEBUG, with the column.
 

@@ -188,6 +188,14 @@ impl Keeper {
     /// integers and `row` is not written as the database would write it: a value sealed there could never be opened in
     /// its row.
     pub fn at(&self, column: impl Named, row: impl ToRow) -> Result<Place<'_>, Error> {
+        let place = self.find_place(column, row);
+        if let Err(error) = &place {
+            metrics::counter!("hardwrap_errors_total", "column" => "", "kind" => error.kind()).increment(1);
+        }
+        place
+    }
+
+    fn find_place(&self, column: impl Named, row: impl ToRow) -> Result<Place<'_>, Error> {
         let found = column.find_in(self.register())?;
         let row = row.to_row()?;
         let place = found.at(row.as_ref())?;
@@ -379,4 +387,30 @@ pub enum Error {
          keys are lost; a new key would not open them, so none is made"
     )]
     KeysMissing(String),
+}
+
+impl Error {
+    /// The name of the variant, or of that of the value's error: stable, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Codec(error) => error.kind(),
+            Self::Token(_) => "Token",
+            Self::Store(_) => "Store",
+            Self::Config(_) => "Config",
+            Self::Invalid(_) => "Invalid",
+            Self::ColumnUnknown(_) => "ColumnUnknown",
+            Self::Misplaced(_) => "Misplaced",
+            Self::Row(_) => "Row",
+            Self::RowNotInteger { .. } => "RowNotInteger",
+            Self::NoKeys(_) => "NoKeys",
+            Self::NoActiveKey(_) => "NoActiveKey",
+            Self::MayNotWrap(_) => "MayNotWrap",
+            Self::EmptyKeyring { .. } => "EmptyKeyring",
+            Self::OtherKeys { .. } => "OtherKeys",
+            Self::OlderRecord { .. } => "OlderRecord",
+            Self::NotNoted => "NotNoted",
+            Self::OtherRoute(_) => "OtherRoute",
+            Self::KeysMissing(_) => "KeysMissing",
+        }
+    }
 }

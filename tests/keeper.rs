@@ -53,6 +53,22 @@ fn an_application_needs_no_file() {
         assert!(matches!(keeper.seal(iban(), (), b"x"), Err(Error::Misplaced(_))));
         assert!(matches!(keeper.seal(motto(), 7, b"x"), Err(Error::Misplaced(_))));
         assert!(matches!(keeper.seal(iban(), "", b"x"), Err(Error::Row(_))));
+        let recorder = metrics_util::debugging::DebuggingRecorder::new();
+        let seen = recorder.snapshotter();
+        metrics::with_local_recorder(&recorder, || {
+            let _ = keeper.seal("no.such", 7, b"x");
+            let _ = keeper.seal(iban(), "007", b"x");
+        });
+        let kinds: Vec<String> = seen
+            .snapshot()
+            .into_vec()
+            .into_iter()
+            .flat_map(|(key, ..)| key.key().labels().map(|label| label.value().to_owned()).collect::<Vec<_>>())
+            .collect();
+        assert!(
+            ["ColumnUnknown", "RowNotInteger"].iter().all(|kind| kinds.iter().any(|found| found == kind)),
+            "{kinds:?}"
+        );
         let sealed = keeper.seal(motto(), (), b"carpe diem").unwrap();
         assert_eq!(keeper.open_value(motto(), (), &sealed).unwrap().expose(), b"carpe diem");
         assert_eq!(keeper.rewrap(motto(), (), &sealed).unwrap(), None);
