@@ -32,8 +32,10 @@ fn config(site: &Site, cleartext: &str) -> Config {
         site.uri(),
         site.dir().display()
     );
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    // Whole or not at all: a test's processes write it at the same moment.
+    let mut whole = tempfile::NamedTempFile::new_in(site.dir()).unwrap();
+    whole.write_all(text.as_bytes()).unwrap();
+    whole.persist(&path).unwrap();
     Config::read(&path, &BTreeMap::new()).unwrap()
 }
 
