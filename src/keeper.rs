@@ -15,6 +15,7 @@ mod builder;
 mod check;
 mod config;
 mod doctor;
+mod exit;
 mod many;
 mod policy;
 mod sealed;
@@ -30,7 +31,7 @@ pub use policy::{Duration, NotADuration, Policy};
 pub use status::{ColumnStatus, Status};
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::codec::{self, Codec};
 use crate::column::{Column, Invalid, Misplaced, Named, NotARow, Place, Register, ToRow, Unknown};
@@ -52,12 +53,15 @@ struct Parts {
     db: Arc<Db>,
     register: Register,
     facts: Vec<ColumnFacts>,
+    /// What was missing or unfit when the keeper opened, and stands there since, as the schema describes it.
+    since: Vec<OnceLock<(Column, ColumnFacts)>>,
 }
 
 impl Keeper {
     /// Opens what `config` names and checks it: loads the module, opens the database, looks every registered column up
     /// in its schema, logs in to the token, and makes sure that its keys are those which this database knows
-    /// ([`Keeper::check`]). Reads no row.
+    /// ([`Keeper::check`]). Reads no row. A registered table that is not there yet is no error here: make your tables
+    /// first where you can, for sealing there is refused until they stand.
     ///
     /// # Errors
     /// As [`Keeper::unchecked`] and [`Keeper::check`].
@@ -67,7 +71,9 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Opens what `config` names, and does not ask the token before a key is first needed: for work that needs no key.
+    /// Opens what `config` names, and does not ask the token before a key is first needed: for work that needs no key,
+    /// and for a service that has to start while its token is out of reach. That calls [`Keeper::check`] until it is
+    /// done, and as long as [`Error::is_unavailable`] says so.
     ///
     /// # Errors
     /// [`Error::Token`] if the module cannot be loaded; [`Error::Store`] if the database is not there or not ours, or
@@ -146,12 +152,13 @@ impl Keeper {
         let facts = db.describe(&mut register)?;
         for fact in &facts {
             match fact.usable() {
-                // A table that is not there yet keeps nobody from sealing for it: `columns` shows it.
+                // A table that is not there yet keeps nobody from the others: whoever seals for it looks again.
                 Ok(()) | Err(store::Error::NoTable(_) | store::Error::NoColumn(_)) => {}
                 Err(unfit) => return Err(unfit.into()),
             }
         }
-        let parts = Parts { codec: Codec::new(keyring.clone()), keyring, db: Arc::new(db), register, facts };
+        let since = facts.iter().map(|_| OnceLock::new()).collect();
+        let parts = Parts { codec: Codec::new(keyring.clone()), keyring, db: Arc::new(db), register, facts, since };
         Ok(Self { parts: Arc::new(parts) })
     }
 
@@ -184,9 +191,10 @@ impl Keeper {
     /// The place of one value: a column, and its row where the column is bound to rows.
     ///
     /// # Errors
-    /// [`Error::ColumnUnknown`]; [`Error::Row`]; [`Error::Misplaced`]; [`Error::RowNotInteger`] if the row column holds
-    /// integers and `row` is not written as the database would write it: a value sealed there could never be opened in
-    /// its row.
+    /// [`Error::ColumnUnknown`]; [`store::Error::NoTable`] and [`store::Error::NoColumn`] if the schema has no place for
+    /// it, looked up again each time until it has; [`Error::Row`]; [`Error::Misplaced`]; [`Error::RowNotInteger`] if the
+    /// row column holds integers and `row` is not written as the database would write it: a value sealed there could
+    /// never be opened in its row.
     pub fn at(&self, column: impl Named, row: impl ToRow) -> Result<Place<'_>, Error> {
         let place = self.find_place(column, row);
         if let Err(error) = &place {
@@ -196,17 +204,34 @@ impl Keeper {
     }
 
     fn find_place(&self, column: impl Named, row: impl ToRow) -> Result<Place<'_>, Error> {
-        let found = column.find_in(self.register())?;
+        let (found, facts) = self.described(column.find_in(self.register())?)?;
         let row = row.to_row()?;
         let place = found.at(row.as_ref())?;
         if let (Some(name), Some(row)) = (found.row(), row) {
-            let integers = self.columns().any(|(column, facts)| column == found && facts.row_is_integer());
             let canonical = row.as_str().parse::<i64>().is_ok_and(|number| number.to_string() == row.as_str());
-            if integers && !canonical {
+            if facts.row_is_integer() && !canonical {
                 return Err(Error::RowNotInteger { column: found.to_string(), row: name.to_owned() });
             }
         }
         Ok(place)
+    }
+
+    /// A registered column as the schema describes it. Where the table was not there yet, it is looked up again:
+    /// without the schema nobody knows how the database writes its rows, nor how much the column holds.
+    fn described(&self, registered: &Column) -> Result<(&Column, &ColumnFacts), Error> {
+        let unknown = || Error::from(Unknown(registered.to_string()));
+        let at =
+            self.register().columns().iter().position(|column| std::ptr::eq(column, registered)).ok_or_else(unknown)?;
+        let (column, facts) = self.columns().nth(at).ok_or_else(unknown)?;
+        if facts.usable().is_ok() {
+            return Ok((column, facts));
+        }
+        let mut register = self.register().clone();
+        let facts = self.db().describe(&mut register)?.into_iter().nth(at).ok_or_else(unknown)?;
+        facts.usable()?;
+        let column = register.columns().get(at).cloned().ok_or_else(unknown)?;
+        let (column, facts) = self.parts.since.get(at).ok_or_else(unknown)?.get_or_init(|| (column, facts));
+        Ok((column, facts))
     }
 
     /// Closes the sessions on the token, for all clones, once the calls in progress have ended. Every later call that
@@ -236,9 +261,11 @@ impl Keeper {
         &self.parts.register
     }
 
-    /// Each registered column with what the schema says of it.
+    /// Each registered column with what the schema says of it: as it was when the keeper opened, or since a place was
+    /// asked for there. After a migration of the schema, open a new keeper.
     pub fn columns(&self) -> impl Iterator<Item = (&Column, &ColumnFacts)> {
-        self.register().columns().iter().zip(self.parts.facts.iter())
+        let then = self.register().columns().iter().zip(&self.parts.facts);
+        then.zip(&self.parts.since).map(|(then, since)| since.get().map_or(then, |(column, facts)| (column, facts)))
     }
 }
 

@@ -53,6 +53,7 @@ fn with<'a>(command: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
 fn values_of_any_size_and_any_bytes_come_back() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     let every_byte: Vec<u8> = (0..=255).collect();
     let values: [&[u8]; 8] = [
         b"",
@@ -83,6 +84,7 @@ fn values_of_any_size_and_any_bytes_come_back() {
 fn a_value_opens_nowhere_else() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     let sealed = bench.ok(&with("seal", &IBAN), b"DE02120300000000202051");
     for place in [&["--column", "customer.iban", "--row", "8"][..], &MOTTO] {
         let said = bench.fails(1, &with("open", place), &sealed);
@@ -93,6 +95,7 @@ fn a_value_opens_nowhere_else() {
     let other = Bench { hsm: SoftHsm::new() };
     other.configure(&other.hsm.site().uri(), "");
     other.ok(&["init"], b"");
+    other.make_customers();
     let said = other.fails(1, &with("open", &IBAN), &sealed);
     assert!(said.contains("which the keyring does not hold"), "{said}");
 }
@@ -101,6 +104,7 @@ fn a_value_opens_nowhere_else() {
 fn wrong_input_gets_one_line_and_code_one_or_two() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     let sealed = bench.ok(&with("seal", &IBAN), b"x");
     for (code, arguments, input, what) in [
         (2, &["seal", "--column", "customer.nope"][..], &b"x"[..], "not registered"),
@@ -113,7 +117,7 @@ fn wrong_input_gets_one_line_and_code_one_or_two() {
         (1, &["open", "--column", "customer.iban", "--row", "7"], b"hw1:", "malformed"),
         (1, &["open", "--column", "customer.iban", "--row", "7"], b"nrv1:e30=", "nr-vault"),
         (1, &["open", "--column", "customer.iban", "--row", "7"], &sealed[..300], "malformed"),
-        (2, &["open", "--column", "customer.iban", "--key", "1"], b"", "no table customer"),
+        (1, &["open", "--column", "customer.iban", "--key", "1"], b"", "no row with that key"),
         (1, &["open", "--column", "tx_nrllm_agentrun.queued_request", "--key", "1"], b"", "no row with that key"),
     ] {
         let said = bench.fails(code, arguments, input);
@@ -361,6 +365,7 @@ fn variables_override_settings_and_unknown_ones_are_refused() {
 fn token_or_database_out_of_reach_is_code_four_and_nothing_is_printed() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     bench.ok(&["demo"], b"");
     let sealed = bench.ok(&with("seal", &IBAN), b"x");
     bench.hsm.site().take_away();
@@ -521,8 +526,11 @@ fn a_reader_who_goes_away_changes_no_verdict_and_a_lost_value_is_a_failure() {
 fn a_row_that_the_database_would_write_otherwise_is_refused() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
-    // Without the table nothing is known of its rows.
-    bench.ok(&["seal", "--column", "customer.iban", "--row", "007"], b"x");
+    // Without the table nobody knows how its rows are written, so nothing is sealed for them.
+    for command in ["seal", "open"] {
+        let said = bench.fails(2, &[command, "--column", "customer.iban", "--row", "007"], b"x");
+        assert!(said.contains("customer") && said.contains("no table"), "{said}");
+    }
     bench.sql("CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
     for row in ["007", "+7", " 7", "7 ", "7.0", "0x7", "-0", "seven", "9223372036854775808"] {
         for command in ["seal", "open"] {

@@ -148,6 +148,7 @@ fn a_change_of_state_that_was_killed_anywhere_is_finished_by_doing_it_again() {
     let bench = Bench::new();
     bench.make_faulty();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     let list = || bench.json(&["key", "list"]);
     let states = || -> Vec<String> {
         let list = list();
@@ -181,6 +182,7 @@ fn a_change_of_state_that_was_killed_anywhere_is_finished_by_doing_it_again() {
 fn the_commands_say_what_they_did_and_what_they_refuse() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
+    bench.make_customers();
     let sealed = bench.ok(&["seal", "--column", "customer.motto"], b"carpe diem");
     let made = text(&bench.ok(&["key", "generate"], b""));
     assert!(made.contains(": made, pre-active, wraps by A256GCMKW (aes-gcm-caller-iv)"), "{made}");

@@ -12,6 +12,7 @@ use hardwrap::column::{Column, Row, Unknown};
 use hardwrap::hsm::{self, Choice};
 use hardwrap::keeper::{Builder, Error, Keeper};
 use hardwrap::provider::ProviderError;
+use hardwrap::store;
 use softhsm::{Site, SoftHsm};
 
 fn iban() -> Column {
@@ -98,6 +99,52 @@ fn a_builder_is_held_to_the_rules_of_the_file() {
         assert!(matches!(shop(site, "app.db").columns([iban()]).open(), Err(Error::Invalid(_))));
         assert!(matches!(shop(site, "app.db").keyring("").open(), Err(Error::Config(_))));
         assert!(matches!(shop(site, "app.db").keyring("k".repeat(65)).open(), Err(Error::Config(_))));
+    });
+}
+
+#[test]
+fn a_table_made_after_the_keeper_opened_is_looked_at_before_anything_is_sealed_for_it() {
+    SoftHsm::isolated("a_table_made_after_the_keeper_opened_is_looked_at_before_anything_is_sealed_for_it", |site| {
+        let url = format!("sqlite://{}/new.db", site.dir().display()).parse().unwrap();
+        let builder = Keeper::builder(site.uri().parse().unwrap(), url).columns([iban(), motto()]);
+        let (keeper, _) = builder.init(Choice::Auto).unwrap();
+        assert!(matches!(keeper.seal(iban(), 7, b"x"), Err(Error::Store(store::Error::NoTable(_)))));
+        sqlite(site, "new.db", "CREATE TABLE Customer (id INTEGER PRIMARY KEY, iban varchar(400))");
+        // The same keeper: rows as this database writes them, and no more than the column holds.
+        assert!(matches!(keeper.seal(iban(), "007", b"x"), Err(Error::RowNotInteger { .. })));
+        let long = keeper.seal(iban(), 7, &[b'x'; 400]);
+        assert!(matches!(long, Err(Error::Codec(codec::Error::TooLarge { .. }))), "{long:?}");
+        let sealed = keeper.seal(iban(), 7, b"x").unwrap();
+        assert_eq!(keeper.open_value(iban(), 7, &sealed).unwrap().expose(), b"x");
+        assert!(matches!(keeper.seal(motto(), (), b"x"), Err(Error::Store(store::Error::NoColumn(_)))));
+        sqlite(site, "new.db", "ALTER TABLE customer ADD COLUMN motto TEXT");
+        keeper.seal(motto(), (), b"x").unwrap();
+        // Found once, it is remembered, and shown as it is.
+        assert!(keeper.columns().all(|(column, facts)| column.table() == "Customer" && facts.usable().is_ok()));
+    });
+}
+
+#[test]
+fn an_outage_at_start_is_told_from_a_fault() {
+    SoftHsm::isolated("an_outage_at_start_is_told_from_a_fault", |own| {
+        drop(shop(own, "app.db").init(Choice::Auto).unwrap());
+        fs::rename(own.tokens(), own.dir().join("away")).unwrap();
+        fs::create_dir(own.tokens()).unwrap();
+        let error = shop(own, "app.db").open().unwrap_err();
+        assert!(error.is_unavailable() && matches!(error, Error::Token(_)), "{error:?}");
+        // A service that has to start all the same.
+        let keeper = Keeper::unchecked(&shop(own, "app.db").config().unwrap()).unwrap();
+        assert!(keeper.check().unwrap_err().is_unavailable());
+        let error = keeper.seal(iban(), 7, b"x").unwrap_err();
+        assert!(error.is_unavailable() && matches!(error, Error::Codec(_)), "{error:?}");
+        fs::remove_dir(own.tokens()).unwrap();
+        fs::rename(own.dir().join("away"), own.tokens()).unwrap();
+        let since = std::time::Instant::now();
+        while let Err(error) = keeper.check() {
+            assert!(error.is_unavailable() && since.elapsed().as_secs() < 5, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        keeper.seal(iban(), 7, b"x").unwrap();
     });
 }
 
@@ -291,6 +338,7 @@ fn the_return_value_of_the_token_stays_a_value_down_the_chain() {
     SoftHsm::faulty("the_return_value_of_the_token_stays_a_value_down_the_chain", |site| {
         let url = format!("sqlite://{}/app.db", site.dir().display());
         let builder = || Keeper::builder(site.faulty_uri().parse().unwrap(), url.parse().unwrap()).columns([motto()]);
+        sqlite(site, "app.db", "CREATE TABLE customer (id INTEGER PRIMARY KEY, motto TEXT)");
         let (keeper, _) = builder().init(Choice::Auto).unwrap();
         site.set_faults("C_Encrypt * 0x30");
         let error = keeper.seal(motto(), (), b"x").unwrap_err();

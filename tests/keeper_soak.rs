@@ -30,6 +30,9 @@ fn soak(route: Route) {
     SoftHsm::isolated(&format!("sixteen_threads::{}", route.name().replace('-', "_")), |site| {
         let column = || Column::new("t", "c", "id", "t:c").unwrap().bound_to("id").unwrap();
         let url = format!("sqlite://{}/app.db", site.dir().display());
+        let mut shell = std::process::Command::new("sqlite3");
+        shell.arg(site.dir().join("app.db")).arg("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
+        assert!(shell.status().expect("install sqlite3").success());
         let builder = Keeper::builder(site.uri().parse().unwrap(), url.parse().unwrap()).columns([column()]);
         let (keeper, _) = builder.init(Choice::Route(route)).unwrap();
         let sealed = keeper.seal(column(), 0, b"x").unwrap();

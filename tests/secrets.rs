@@ -349,15 +349,19 @@ fn the_commands_say_no_secret() {
     };
     let url = format!("sqlite://{}/app.db", site.dir().display());
     write(&site.uri(), &url);
+    let sqlite = |sql: &str| {
+        assert!(Command::new("sqlite3").arg(site.dir().join("app.db")).arg(sql).status().unwrap().success());
+    };
+    sqlite("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
     run(&["init"], "");
     let sealed = String::from_utf8(run(&["seal", "--column", "t.c"], VALUE)).unwrap();
     let sql = format!(
-        "CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT); INSERT INTO t VALUES (1, '{sealed}'), (2, '{VALUE}'), \
+        "INSERT INTO t VALUES (1, '{sealed}'), (2, '{VALUE}'), \
          (3, 'hw1:{VALUE}'), (4, 'nrv1:{VALUE}'), (5, '{}');
          INSERT INTO tx_nrllm_agentrun (uuid, queued_request) VALUES ('u-1', '{VALUE}')",
         &sealed[..sealed.len() - 4]
     );
-    assert!(Command::new("sqlite3").arg(site.dir().join("app.db")).arg(sql).status().unwrap().success());
+    sqlite(&sql);
     for arguments in [
         &["init"][..],
         &["key", "list"],

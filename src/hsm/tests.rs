@@ -297,6 +297,9 @@ fn a_child_seals_and_opens_and_never_touches_its_parents_database() {
         let url = format!("sqlite://{}/app.db", site.dir().display());
         let builder =
             || Keeper::builder(site.uri().parse().expect("a uri"), url.parse().expect("a url")).columns([column()]);
+        let mut shell = std::process::Command::new("sqlite3");
+        shell.arg(site.dir().join("app.db")).arg("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
+        assert!(shell.status().expect("install sqlite3").success());
         let (keeper, _) = builder().init(Choice::Auto).expect("made");
         let sealed = keeper.seal(column(), (), b"value").expect("sealed");
         let forked = |outcome: Result<(), keeper::Error>| {

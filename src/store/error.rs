@@ -90,7 +90,7 @@ pub enum Error {
     },
 
     /// A table is missing.
-    #[error("no table {0}")]
+    #[error("no table {0}: make it, or correct the register")]
     NoTable(String),
 
     /// Something that is no ordinary table stands where a table should.
@@ -103,7 +103,7 @@ pub enum Error {
     },
 
     /// A column is missing.
-    #[error("no column {0}")]
+    #[error("no column {0}: add it, or correct the register")]
     NoColumn(String),
 
     /// A column computes its value: nothing can be stored there.

@@ -107,6 +107,11 @@ impl Bench {
         text(&done.stdout)
     }
 
+    /// The shop's table, before anything is sealed for it.
+    pub(crate) fn make_customers(&self) {
+        self.sql("CREATE TABLE IF NOT EXISTS customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
+    }
+
     /// Edits the configuration.
     pub(crate) fn edit(&self, from: &str, to: &str) {
         let config = fs::read_to_string(self.config()).unwrap();
