@@ -290,20 +290,75 @@ fn entries(page: &str, heading: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_error_has_its_entry() {
+    let mut seen = BTreeSet::new();
     for (file, name, heading) in [
         ("codec.rs", "Error", "codec::Error"),
         ("keeper.rs", "Error", "keeper::Error"),
         ("keeper/config.rs", "ConfigError", "keeper::ConfigError"),
         ("store/error.rs", "Error", "store::Error"),
         ("store/stored.rs", "BadRow", "store::BadRow"),
+        ("store/url.rs", "BadUrl", "store::BadUrl"),
+        ("store/agent_run/run.rs", "InvalidRun", "store::InvalidRun"),
+        ("envelope.rs", "Error", "envelope::Error"),
         ("hsm/error.rs", "Error", "hsm::Error"),
         ("hsm/pin.rs", "PinError", "hsm::PinError"),
+        ("hsm/uri.rs", "UriError", "hsm::UriError"),
         ("provider.rs", "ProviderError", "provider::ProviderError"),
         ("column.rs", "Invalid", "column::Invalid"),
         ("column.rs", "Misplaced", "column::Misplaced"),
     ] {
         assert_eq!(entries("errors.md", heading), variants(file, name), "{heading}");
+        seen.insert((file.to_owned(), name.to_owned()));
     }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut enums, mut structs) = (BTreeSet::new(), BTreeSet::new());
+    for file in sources(&root) {
+        let source = fs::read_to_string(&file).unwrap();
+        let room = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        for (_, after) in source.match_indices("thiserror::Error)]").map(|(at, _)| source.split_at(at)) {
+            let line = after.lines().find(|line| line.starts_with("pub ")).unwrap();
+            let mut words = line.split(|c: char| !c.is_ascii_alphanumeric()).skip(1);
+            match (words.next(), words.next()) {
+                (Some("enum"), Some(name)) => enums.insert((room.clone(), name.to_owned())),
+                (Some("struct"), Some(name)) => structs.insert(name.to_owned()),
+                _ => panic!("{room}: {line}"),
+            };
+        }
+    }
+    assert_eq!(seen, enums, "every enum of errors is in the list above");
+    let single = entries("errors.md", "Errors of one kind");
+    assert_eq!(
+        single.iter().map(|name| name.rsplit("::").next().unwrap().to_owned()).collect::<BTreeSet<_>>(),
+        structs
+    );
+}
+
+fn sources(directory: &Path) -> Vec<PathBuf> {
+    let inside = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let (directories, files): (Vec<_>, Vec<_>) = inside.partition(|path| path.is_dir());
+    let files = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    files.chain(directories.iter().flat_map(|directory| sources(directory))).collect()
+}
+
+#[test]
+fn the_dependencies_shown_are_those_of_this_package() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("src/docs/cookbook.md")).unwrap();
+    let (_, shown) = page.split_once("```text\n[dependencies]\n").unwrap();
+    let shown: toml::Table = shown.split("```").next().unwrap().parse().unwrap();
+    let package: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
+    let used = |name: &str| ["dependencies", "dev-dependencies"].iter().find_map(|table| package[*table].get(name));
+    for (name, shown) in &shown {
+        let version = shown["version"].as_str().unwrap();
+        match used(name) {
+            Some(used) => assert_eq!(used["version"].as_str(), Some(version), "{name}"),
+            None => {
+                assert_eq!(name, "hardwrap");
+                assert!(env!("CARGO_PKG_VERSION").starts_with(&format!("{version}.")));
+            }
+        }
+    }
+    assert_eq!(shown.len(), 4);
 }
 
 #[test]
