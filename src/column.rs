@@ -169,13 +169,14 @@ impl fmt::Display for Capacity {
     }
 }
 
-/// A type that stands for one sealed column, of size zero: what [`crate::store::Sealed`] carries its column by.
+/// A type that stands for one sealed column, of size zero: what [`crate::store::Sealed`] carries its column by. It is
+/// `pub` where `diesel::table!` names it: what that makes is `pub`, and may not show a private type (E0446).
 ///
 /// ```
 /// use hardwrap::column::{Column, SealedColumn};
 ///
 /// #[derive(Debug)]
-/// struct Iban;
+/// pub struct Iban;
 ///
 /// impl SealedColumn for Iban {
 ///     const COLUMN: Column = Column::constant("customer", "iban", "id", "shop:customer:iban").in_row("id");

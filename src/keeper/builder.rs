@@ -6,6 +6,29 @@ use crate::hsm::{Choice, PinSource, Settings, TokenUri};
 use crate::store::DatabaseUrl;
 
 /// Collects what a [`Config`] says. What is not set is as it is where the file does not say it.
+///
+/// It reads no `HARDWRAP_…` variable: those override a `hardwrap.toml`. An application that wants one reads it itself.
+/// Only the PIN is read from wherever the token's URI or [`Builder::pin_source`] says.
+///
+/// For a first start, make the application's tables, then [`Builder::init`] once, then [`Builder::open`] each time.
+/// Commands as `hardwrap verify` know nothing of a builder: keep a `hardwrap.toml` that says the same, with the same
+/// identifiers, for a value sealed under another one is [`Rejected`](crate::codec::Error::Rejected) like an altered one.
+/// The doctor takes a builder's configuration: `Diagnosis::of(Ok(&builder.config()?))`, of
+/// [`Diagnosis`](super::Diagnosis).
+///
+/// ```no_run
+/// use hardwrap::column::Column;
+/// use hardwrap::keeper::Keeper;
+///
+/// const IBAN: Column = Column::constant("customer", "iban", "id", "shop:customer:iban").in_row("id");
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let token = std::env::var("HARDWRAP_TOKEN_URI")?.parse()?;
+/// let builder = Keeper::builder(token, "sqlite://app.db".parse()?).environment("dev").columns([IBAN]);
+/// let keeper = builder.open()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Builder {
     environment: String,
@@ -64,7 +87,7 @@ impl Builder {
         self
     }
 
-    /// Names the deployment; `production` else.
+    /// Names the deployment; `production` else, where the doctor warns of a token in software.
     #[must_use]
     pub fn environment(mut self, name: impl Into<String>) -> Self {
         self.environment = name.into();
@@ -103,7 +126,9 @@ impl Builder {
         Ok(config)
     }
 
-    /// [`Keeper::open`] with this configuration.
+    /// [`Keeper::open`] with this configuration. A registered table or column that is missing is no error here, but
+    /// [`store::Error::NoTable`](crate::store::Error::NoTable) or [`NoColumn`](crate::store::Error::NoColumn) of sealing
+    /// for it ([`Keeper::at`]).
     ///
     /// # Errors
     /// As [`Builder::config`] and [`Keeper::open`].
@@ -111,7 +136,9 @@ impl Builder {
         Keeper::open(&self.config()?)
     }
 
-    /// [`Keeper::init`] with this configuration: what `hardwrap init` does.
+    /// [`Keeper::init`] with this configuration: what `hardwrap init` does, a command of its own. It turns the database
+    /// to SQLite's WAL journal mode: `-wal` and `-shm` beside the file belong to it and to its backup. Who may read the
+    /// file is for its mode and the umask to say: `chmod 600`.
     ///
     /// # Errors
     /// As [`Builder::config`] and [`Keeper::init`].
