@@ -84,6 +84,31 @@ impl Codec {
         }
     }
 
+    /// [`Codec::rewrap`] for who has only what stands before the first dot; `rest` is how many bytes follow it, the dot
+    /// included.
+    ///
+    /// # Errors
+    /// As [`Codec::rewrap`].
+    pub fn rewrap_front(&self, place: &Place<'_>, front: &str, rest: u64) -> Result<Option<String>, Error> {
+        let rewrapped = match self.rewrap_front_to_current(place, front, rest) {
+            Err(Error::Unavailable(ProviderError::NotCurrent(_))) => self.rewrap_front_to_current(place, front, rest),
+            outcome => outcome,
+        };
+        match rewrapped {
+            Ok(None) => Ok(None),
+            outcome => counted(place, REWRAPS, outcome),
+        }
+    }
+
+    /// Unwraps the DEK of what stands before the first dot, and forgets it: whether the value could be re-wrapped.
+    ///
+    /// # Errors
+    /// As [`Codec::rewrap`].
+    pub fn try_front(&self, place: &Place<'_>, front: &str) -> Result<(), Error> {
+        let front: Front = front.parse()?;
+        Ok(self.keys.unwrap(&front.wrapped, &place.context().aad()).map(drop)?)
+    }
+
     /// A key that was fenced between asking for it and wrapping under it is asked for once more.
     fn seal_value(&self, place: &Place<'_>, value: &[u8]) -> Result<String, Error> {
         match self.seal_under_current(place, value) {
@@ -120,6 +145,15 @@ impl Codec {
     fn rewrap_to_current(&self, place: &Place<'_>, stored: &str, marker: Marker) -> Result<Option<String>, Error> {
         ours(marker)?;
         let (front, payload) = stored.split_once('.').ok_or(Error::Malformed("no dot"))?;
+        let rest = payload.len() as u64 + 1;
+        let Some(mut sealed) = self.rewrap_front_to_current(place, front, rest)? else { return Ok(None) };
+        sealed.reserve_exact(payload.len() + 1);
+        sealed.push('.');
+        sealed.push_str(payload);
+        Ok(Some(sealed))
+    }
+
+    fn rewrap_front_to_current(&self, place: &Place<'_>, front: &str, rest: u64) -> Result<Option<String>, Error> {
         let mut front: Front = front.parse()?;
         let key = self.keys.current()?;
         if front.wrapped.key == key.id {
@@ -128,11 +162,9 @@ impl Codec {
         let aad = place.context().aad();
         let dek = self.keys.unwrap(&front.wrapped, &aad)?;
         front.wrapped = self.keys.wrap(key.id, &dek, &aad)?;
-        let mut sealed = String::with_capacity(stored.len() + ROOM_TO_GROW);
+        let mut sealed = String::new();
         front.write(&mut sealed);
-        sealed.push('.');
-        sealed.push_str(payload);
-        fits(place, 0, sealed.len() as u64)?;
+        fits(place, 0, sealed.len() as u64 + rest)?;
         Ok(Some(sealed))
     }
 }
@@ -284,9 +316,6 @@ const OPENS: &str = "hardwrap_opens_total";
 const REWRAPS: &str = "hardwrap_rewraps_total";
 const CLEARTEXT_READS: &str = "hardwrap_cleartext_reads_total";
 const ERRORS: &str = "hardwrap_errors_total";
-
-/// How much longer a front may get when its DEK is wrapped otherwise: bytes.
-const ROOM_TO_GROW: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -41,7 +41,7 @@ pub use floor::Floor;
 pub use keyring::{Cleaned, KeyReport, Keyring, Made, Report, Settings, Tidied};
 pub use keyset::{Health, Stranger};
 pub use pin::{PinError, PinSource};
-pub use record::{KeyFact, State};
+pub use record::{DatabaseFact, KeyFact, Proof, State};
 pub use route::{Choice, Route, RouteTrial, Timing};
 pub use token::TokenInfo;
 pub use uri::{TokenUri, UriError};

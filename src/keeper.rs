@@ -18,6 +18,8 @@ mod doctor;
 mod exit;
 mod many;
 mod policy;
+mod retire;
+mod rotate;
 mod sealed;
 mod status;
 
@@ -28,6 +30,8 @@ pub use doctor::{
     TokenFacts,
 };
 pub use policy::{Duration, NotADuration, Policy};
+pub use retire::{Destroyed, Gate};
+pub use rotate::{ColumnPlan, Plan, Rotated, Rotation};
 pub use status::{ColumnStatus, Status};
 
 use std::fmt;
@@ -37,14 +41,17 @@ use crate::codec::{self, Codec};
 use crate::column::{Column, Invalid, Misplaced, Named, NotARow, Place, Register, ToRow, Unknown};
 use crate::hsm::{self, Choice, Keyring, Made, Route, TokenUri};
 use crate::provider::KeyId;
+use crate::rotation::{BoxedError, Listener, Rotator};
 use crate::secret::Plaintext;
-use crate::store::{self, ColumnFacts, DatabaseUrl, Db};
+use crate::store::{self, ColumnFacts, DatabaseUrl, Db, Found};
 
 /// Keys, register and database of one configuration, ready for sealing and opening. Cheap to clone, and for all
 /// threads. When the last clone drops, its sessions on the token are closed; [`Keeper::close`] does it for all.
 #[derive(Clone)]
 pub struct Keeper {
     parts: Arc<Parts>,
+    rotators: Vec<Arc<dyn Rotator>>,
+    listeners: Vec<Arc<dyn Listener>>,
 }
 
 struct Parts {
@@ -52,6 +59,7 @@ struct Parts {
     codec: Codec,
     db: Arc<Db>,
     register: Register,
+    config: Config,
     facts: Vec<ColumnFacts>,
     /// What was missing or unfit when the keeper opened, and stands there since, as the schema describes it.
     since: Vec<OnceLock<(Column, ColumnFacts)>>,
@@ -158,8 +166,34 @@ impl Keeper {
             }
         }
         let since = facts.iter().map(|_| OnceLock::new()).collect();
-        let parts = Parts { codec: Codec::new(keyring.clone()), keyring, db: Arc::new(db), register, facts, since };
-        Ok(Self { parts: Arc::new(parts) })
+        let (codec, config) = (Codec::new(keyring.clone()), config.clone());
+        let parts = Parts { codec, keyring, db: Arc::new(db), register, config, facts, since };
+        Ok(Self { parts: Arc::new(parts), rotators: Vec::new(), listeners: Vec::new() })
+    }
+
+    /// Registers what the application itself moves when a key is rotated. Every one belongs here: what is not known
+    /// keeps a rotation from running.
+    #[must_use]
+    pub fn with_rotator(mut self, rotator: Arc<dyn Rotator>) -> Self {
+        self.rotators.push(rotator);
+        self
+    }
+
+    /// Registers who hears when a key was rotated.
+    #[must_use]
+    pub fn with_listener(mut self, listener: Arc<dyn Listener>) -> Self {
+        self.listeners.push(listener);
+        self
+    }
+
+    /// The application's own rotators.
+    pub fn rotators(&self) -> &[Arc<dyn Rotator>] {
+        &self.rotators
+    }
+
+    /// Moves all values to another key.
+    pub fn rotation(&self) -> Rotation<'_> {
+        Rotation::new(self)
     }
 
     /// Seals `value` for a column, and its row where the column is bound to rows (`()` where it is not). The same value
@@ -276,7 +310,7 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// The columns that hold envelopes, but for those that the configuration ignores.
+/// The columns that hold envelopes of ours, but for those that the configuration ignores.
 fn envelopes(db: &Db, config: &Config) -> Result<Vec<String>, Error> {
     let mut found = db.find_envelopes()?;
     found.retain(|found| !config.ignore.iter().any(|ignore| found.is(&ignore.table, &ignore.column)));
@@ -293,6 +327,28 @@ fn working_key(keyring: &Keyring) -> Result<Option<(KeyId, Route)>, Error> {
 /// Whether `choice` asks for this route, or leaves it open.
 fn among(choice: Choice, route: Route) -> Result<(), Error> {
     if choice.routes().contains(&route) { Ok(()) } else { Err(Error::OtherRoute(route)) }
+}
+
+/// Says where envelopes stand that nobody registered, and what to add to the configuration.
+fn unregistered(found: &[Found]) -> String {
+    let where_ = found.iter().map(|one| format!("{one} ({})", one.count)).collect::<Vec<_>>().join(", ");
+    let lines = found.iter().map(|one| {
+        format!(
+            "[[column]] table = {:?} column = {:?} key = \"…\" identifier = \"…\"",
+            store::Plain(&one.table).to_string(),
+            store::Plain(&one.column).to_string()
+        )
+    });
+    format!(
+        "sealed values stand in columns that nobody registered: {where_}; register each, with the identifier it was \
+         sealed for: {}; or, if it only looks like one, [[ignore]] with table, column and reason",
+        lines.collect::<Vec<_>>().join("; ")
+    )
+}
+
+fn failed(gates: &[Gate]) -> String {
+    let closed = gates.iter().filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)));
+    closed.collect::<Vec<_>>().join("; ")
 }
 
 /// What [`Keeper::init`] did.
@@ -408,6 +464,53 @@ pub enum Error {
     /// A key is there, and wraps otherwise than was asked for.
     #[error("the keyring's key wraps by {alg} ({0}); a key that wraps otherwise comes with rotation", alg = .0.alg().name())]
     OtherRoute(Route),
+    /// Envelopes stand in columns that nobody registered: a rotation would leave them behind.
+    #[error("{}", unregistered(.0))]
+    Unregistered(Vec<Found>),
+    /// A rotation before this one is not finished.
+    #[error("{0}: an earlier rotation is not finished: run `hardwrap rotate --resume`")]
+    Unfinished(String),
+    /// Somebody asked the rotation to end.
+    #[error("stopped; {moved} values were moved and stay so: run `hardwrap rotate --resume`")]
+    Stopped {
+        /// How many values were moved, and stay so.
+        moved: u64,
+    },
+    /// An atomic rotation was rolled back.
+    #[error(
+        "rolled back: all rows are as before, both keys are on the token, and nothing is unreadable; mend what failed, \
+         then run `hardwrap rotate --resume`"
+    )]
+    RolledBack(#[source] Box<Error>),
+    /// After the walk, values still name an old key: the proof failed.
+    #[error("{count} values of {column} still name key {kid}: run `hardwrap rotate --resume`")]
+    NotZero {
+        /// `TABLE.COLUMN`.
+        column: String,
+        /// The key.
+        kid: KeyId,
+        /// How many.
+        count: u64,
+    },
+    /// Another key was activated while values were moved.
+    #[error("another key than {0} seals by now: run `hardwrap rotate --resume`")]
+    AnotherSeals(KeyId),
+    /// The application's own rotator failed; nothing of it was kept.
+    #[error("rotator {0} failed, and nothing of it was kept")]
+    Rotator(String, #[source] BoxedError),
+    /// What has to hold before a key is retired or destroyed does not.
+    #[error("key {kid} cannot be {act}: {}", failed(.gates))]
+    Gates {
+        /// The key.
+        kid: KeyId,
+        /// `retired` or `destroyed`.
+        act: &'static str,
+        /// Every gate, with why it is closed.
+        gates: Vec<Gate>,
+    },
+    /// A database of the keyring cannot be given up.
+    #[error("database {0} cannot be released: {1}")]
+    NotReleased(String, &'static str),
     /// The database holds envelopes, and the keyring has no key: a new one would not open them.
     #[error(
         "the database holds sealed values ({0}) and the keyring has no key: this is the wrong token or keyring, or its \
@@ -438,6 +541,15 @@ impl Error {
             Self::NotNoted => "NotNoted",
             Self::OtherRoute(_) => "OtherRoute",
             Self::KeysMissing(_) => "KeysMissing",
+            Self::Unregistered(_) => "Unregistered",
+            Self::Unfinished(_) => "Unfinished",
+            Self::Stopped { .. } => "Stopped",
+            Self::RolledBack(_) => "RolledBack",
+            Self::NotZero { .. } => "NotZero",
+            Self::AnotherSeals(_) => "AnotherSeals",
+            Self::Rotator(..) => "Rotator",
+            Self::Gates { .. } => "Gates",
+            Self::NotReleased(..) => "NotReleased",
         }
     }
 }

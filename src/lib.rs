@@ -9,7 +9,9 @@ pub mod hsm;
 pub mod keeper;
 mod process;
 pub mod provider;
+pub mod rotation;
 pub mod secret;
+mod spread;
 pub mod store;
 
 #[cfg(test)]

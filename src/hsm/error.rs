@@ -102,6 +102,10 @@ pub enum Error {
         why: &'static str,
     },
 
+    /// The key is retired: the token does not let it unwrap until it is brought back.
+    #[error("key {0} is retired and does not unwrap: `hardwrap key activate --unwrap {0}` brings it back")]
+    Asleep(KeyId),
+
     /// The keyring has no such key.
     #[error("the keyring has no key {0}")]
     NoSuchKey(KeyId),

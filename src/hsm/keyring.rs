@@ -1,7 +1,7 @@
 //! A keyring: the master keys with one label on one token, as one process uses them.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use super::record::{self, Canary, Record};
 use super::route::{Access, NO_RANDOM};
 use super::uses::Uses;
 use super::{
-    Choice, Ckr, Error, Health, KeyFact, PinSource, Probe, Route, RouteTrial, State, Stranger, TokenInfo, TokenUri,
-    custody,
+    Choice, Ckr, DatabaseFact, Error, Health, KeyFact, PinSource, Probe, Proof, Route, RouteTrial, State, Stranger,
+    TokenInfo, TokenUri, custody,
 };
 use crate::process::Own;
 use crate::provider::{Aad, Alg, KeyId, KeyProvider, MasterKey, ProviderError, WrappedDek, random};
@@ -96,6 +96,29 @@ pub struct Report {
     pub leftovers: Vec<(String, bool)>,
     /// Identities of the databases that use this keyring.
     pub databases: Vec<String>,
+    /// All databases that do or did.
+    pub all_databases: BTreeMap<String, DatabaseFact>,
+    /// What is proven, by the identity of a database and the id of a key.
+    pub proofs: BTreeMap<(String, KeyId), Proof>,
+}
+
+impl KeyReport {
+    /// Whether it is as the record says: it opens, or is retired, or was destroyed.
+    pub fn is_well(&self) -> bool {
+        self.works || matches!(self.health, Health::Asleep | Health::Gone)
+    }
+}
+
+impl Report {
+    /// The key that new values are sealed under.
+    pub fn current(&self) -> Option<&KeyReport> {
+        self.keys.iter().find(|key| key.current)
+    }
+
+    /// The key of this id.
+    pub fn key(&self, kid: KeyId) -> Option<&KeyReport> {
+        self.keys.iter().find(|key| key.fact.kid == kid)
+    }
 }
 
 /// One key of a [`Report`].
@@ -172,7 +195,9 @@ impl Keyring {
                 keys: keys.record.keys.values().map(report).collect(),
                 strangers: keys.strangers.clone(),
                 leftovers: keys.leftovers.iter().map(|left| (hex::encode(&left.id), left.recorded.is_some())).collect(),
-                databases: keys.record.databases.keys().cloned().collect(),
+                databases: keys.record.users().cloned().collect(),
+                all_databases: keys.record.databases.clone(),
+                proofs: keys.record.proofs(),
             })
         })
     }
@@ -222,14 +247,15 @@ impl Keyring {
     /// # Errors
     /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; whatever keeps the token from answering.
     pub fn activate(&self, kid: KeyId) -> Result<(), Error> {
-        self.change(kid, State::Active, |lease, fact, found| {
+        self.change(kid, |lease, fact, found| {
             match fact.state {
                 State::PreActive | State::Active => {}
                 _ => return Err(refused(fact, State::Active, "; a key never comes back to that")),
             }
             // First the permission, then the record: who reads that the key is active can wrap under it.
             permit_wrapping(lease.access(), found.handle, fact.route, true)?;
-            Ok(KeyFact { state: State::Active, activated: fact.activated.or(Some(Timestamp::now())), ..fact.clone() })
+            let activated = fact.activated.or(Some(Timestamp::now()));
+            Ok((fact.state != State::Active).then(|| KeyFact { state: State::Active, activated, ..fact.clone() }))
         })
     }
 
@@ -240,7 +266,7 @@ impl Keyring {
     /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state, and where no other key could seal; whatever
     /// keeps the token from answering.
     pub fn deactivate(&self, kid: KeyId) -> Result<(), Error> {
-        self.change(kid, State::Deactivated, |lease, fact, found| {
+        self.change(kid, |lease, fact, found| {
             match fact.state {
                 State::Active | State::Deactivated => {}
                 _ => return Err(refused(fact, State::Deactivated, "")),
@@ -255,30 +281,169 @@ impl Keyring {
             // First the fence, then the record: what the record says is fenced is.
             permit_wrapping(lease.access(), found.handle, fact.route, false)?;
             let deactivated = fact.deactivated.or(Some(Timestamp::now()));
-            Ok(KeyFact { state: State::Deactivated, deactivated, ..fact.clone() })
+            let next = KeyFact { state: State::Deactivated, deactivated, ..fact.clone() };
+            Ok((fact.state != State::Deactivated).then_some(next))
         })
     }
 
-    /// Brings a key into another state, by what `step` makes of what is true of it.
-    fn change(
-        &self,
-        kid: KeyId,
-        to: State,
-        step: impl FnOnce(&Lease, &KeyFact, Found) -> Result<KeyFact, Error>,
-    ) -> Result<(), Error> {
+    /// Takes the permission to unwrap from a deactivated key: the dress rehearsal of its destruction. It stays on the
+    /// token, and [`Keyring::bring_back`] gives the permission back. Whether any value still needs the key is for the
+    /// caller to know. Done again, it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; whatever keeps the token from answering.
+    pub fn retire(&self, kid: KeyId) -> Result<(), Error> {
+        self.change(kid, |lease, fact, found| {
+            match fact.state {
+                State::Deactivated | State::Retired => {}
+                _ => return Err(refused(fact, State::Retired, ": a key is deactivated first")),
+            }
+            permit_wrapping(lease.access(), found.handle, fact.route, false)?;
+            // First the record, then the permission: who finds that the canary does not unwrap reads why.
+            if fact.state == State::Deactivated {
+                let next = KeyFact { state: State::Retired, retired: Some(Timestamp::now()), ..fact.clone() };
+                record::replace_key(lease.access().session, lease.keyring(), &lease.keys().record, next)?;
+            }
+            permit_unwrapping(lease.access(), found.handle, fact.route, false)?;
+            Ok(None)
+        })
+    }
+
+    /// Gives a retired key the permission to unwrap back: it is deactivated again. Done again, it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; [`Error::Silent`] if its canary does not
+    /// unwrap then; whatever keeps the token from answering.
+    pub fn bring_back(&self, kid: KeyId) -> Result<(), Error> {
+        self.change(kid, |lease, fact, found| {
+            match fact.state {
+                State::Deactivated | State::Retired => {}
+                _ => return Err(refused(fact, State::Deactivated, ": only a retired key is brought back")),
+            }
+            permit_unwrapping(lease.access(), found.handle, fact.route, true)?;
+            if !fact.canary.sings(lease.access(), found.handle, fact)? {
+                return Err(Error::Silent(kid));
+            }
+            let next = KeyFact { state: State::Deactivated, retired: None, ..fact.clone() };
+            Ok((fact.state == State::Retired).then_some(next))
+        })
+    }
+
+    /// Destroys a retired key, looks whether it is gone, and records it. Whether any value, or any backup that may be
+    /// restored, still needs the key is for the caller to know. A destruction that was cut off is finished by doing it
+    /// again.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; [`Error::TwoKeys`]; [`Error::Answer`] if the
+    /// key is still there; whatever keeps the token from answering.
+    pub fn destroy(&self, kid: KeyId) -> Result<(), Error> {
         self.pool.refresh()?;
         let keyring = &self.pool.settings().keyring;
         self.pool.once(|lease| {
             let fact = lease.keys().record.keys.get(&kid).ok_or(Error::NoSuchKey(kid))?;
+            match fact.state {
+                State::Retired => {}
+                State::Destroyed => return Ok(()),
+                _ => return Err(refused(fact, State::Destroyed, ": a key is retired first")),
+            }
+            // That it is not there says something only where another is.
+            if lease.keys().is_empty() {
+                return Err(Error::JustMissed(kid));
+            }
+            if let Some(found) = lease.keys().get(kid) {
+                if found.doubled {
+                    return Err(Error::TwoKeys(kid));
+                }
+                lease.access().session.destroy_object(found.handle).counted("C_DestroyObject")?;
+            }
+            let left = lease.access().session.find_objects(&[
+                Attribute::Class(ObjectClass::SECRET_KEY),
+                Attribute::Token(true),
+                Attribute::Private(true),
+                Attribute::Id(kid.as_bytes().to_vec()),
+            ]);
+            if !left.counted("C_FindObjects")?.is_empty() {
+                return Err(Error::Answer("a key with this id is still on the token after it was destroyed"));
+            }
+            let next = KeyFact { state: State::Destroyed, destroyed: Some(Timestamp::now()), ..fact.clone() };
+            record::replace_key(lease.access().session, keyring, &lease.keys().record, next)
+        })?;
+        self.pool.refresh()
+    }
+
+    /// Tries to wrap under a key that may not: whether the token refuses.
+    ///
+    /// # Errors
+    /// [`Error::JustMissed`] if there is no such key; whatever else keeps the token from answering.
+    pub fn refuses_to_wrap(&self, kid: KeyId) -> Result<bool, Error> {
+        self.pool.once(|lease| {
+            let found = lease.keys().get(kid).ok_or(Error::JustMissed(kid))?;
+            match Canary::make(lease.access(), found.handle, kid, found.route) {
+                Ok(_) => Ok(false),
+                Err(error) if error.may_be_a_fence() => Ok(true),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Notes that no value of the database `identity` names the key `kid`, as of `now`: with `anew`, or where that was
+    /// not known, since now.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn note_proof(&self, identity: &str, kid: KeyId, now: Timestamp, anew: bool) -> Result<Proof, Error> {
+        self.pool.refresh()?;
+        let keyring = &self.pool.settings().keyring;
+        self.pool.once(|lease| {
+            let record = &lease.keys().record;
+            let before = record.proofs().get(&(identity.to_owned(), kid)).copied().filter(|_| !anew);
+            let proof = Proof { since: before.map_or(now, |before| before.since), last: now };
+            record.prove(lease.access().session, keyring, identity, kid, Some(proof))?;
+            Ok(proof)
+        })
+    }
+
+    /// Takes a proof back: a value of that database names the key after all.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn withdraw_proof(&self, identity: &str, kid: KeyId) -> Result<(), Error> {
+        self.pool.refresh()?;
+        let keyring = &self.pool.settings().keyring;
+        self.pool.once(|lease| lease.keys().record.prove(lease.access().session, keyring, identity, kid, None))
+    }
+
+    /// Notes in the record that the database with this identity is given up: the destruction of a key no longer asks
+    /// for its proof.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub fn release_database(&self, identity: &str, reason: &str) -> Result<(), Error> {
+        let keyring = &self.pool.settings().keyring;
+        self.pool.once(|lease| record::write_release(lease.access().session, keyring, identity, reason))?;
+        self.pool.refresh()
+    }
+
+    /// Brings a key into another state: `step` changes it on the token, and says what the record is to say then.
+    fn change(
+        &self,
+        kid: KeyId,
+        step: impl FnOnce(&Lease, &KeyFact, Found) -> Result<Option<KeyFact>, Error>,
+    ) -> Result<(), Error> {
+        self.pool.refresh()?;
+        self.pool.once(|lease| {
+            let fact = lease.keys().record.keys.get(&kid).ok_or(Error::NoSuchKey(kid))?;
+            if fact.state == State::Destroyed {
+                return Err(Error::Transition { kid, from: fact.state.name(), to: "anything else", why: "" });
+            }
             let found = lease.keys().get(kid).ok_or(Error::Silent(kid))?;
             if found.doubled {
                 return Err(Error::TwoKeys(kid));
             }
-            let next = step(lease, fact, found)?;
-            if fact.state == to {
-                return Ok(());
+            match step(lease, fact, found)? {
+                Some(next) => record::replace_key(lease.access().session, lease.keyring(), &lease.keys().record, next),
+                None => Ok(()),
             }
-            record::replace_key(lease.access().session, keyring, &lease.keys().record, next)
         })?;
         self.pool.refresh()
     }
@@ -290,7 +455,7 @@ impl Keyring {
     pub fn note_database(&self, identity: &str) -> Result<(), Error> {
         let keyring = &self.pool.settings().keyring;
         self.pool.once(|lease| {
-            if lease.keys().record.databases.contains_key(identity) {
+            if lease.keys().record.users().any(|user| user == identity) {
                 return Ok(());
             }
             record::write_database(lease.access().session, keyring, identity)
@@ -447,6 +612,9 @@ impl KeyProvider for Keyring {
 
     fn unwrap(&self, wrapped: &WrappedDek, aad: &Aad) -> Result<Dek, ProviderError> {
         self.with_key(wrapped.key, |lease, found| {
+            if found.state == State::Retired {
+                return Err(Error::Asleep(wrapped.key));
+            }
             match found.route.unwrap(lease.access(), found.handle, &wrapped.bytes, aad) {
                 Err(Error::Call { ckr, .. }) if ckr.blames_the_bytes() => Ok(Err(ProviderError::Rejected)),
                 // Tokens have many words for a tampered DEK. If the canary still unwraps, it was the row.
@@ -583,7 +751,18 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice, state: State) -> Resul
     let recorded = prove(access, handle, kid, route).and_then(|canary| {
         let now = Timestamp::now();
         let activated = (state == State::Active).then_some(now);
-        let fact = KeyFact { kid, route, state, made: now, activated, deactivated: None, revision: 0, canary };
+        let fact = KeyFact {
+            kid,
+            route,
+            state,
+            made: now,
+            activated,
+            deactivated: None,
+            retired: None,
+            destroyed: None,
+            revision: 0,
+            canary,
+        };
         if state != State::Active {
             permit_wrapping(access, handle, route, false)?;
         }
@@ -620,6 +799,19 @@ fn permit_wrapping(access: Access<'_>, handle: ObjectHandle, route: Route, may: 
     }
 }
 
+/// Gives a key the permission to unwrap, or takes it away, and looks whether the token did it.
+fn permit_unwrapping(access: Access<'_>, handle: ObjectHandle, route: Route, may: bool) -> Result<(), Error> {
+    if Seen::read(access.session, handle)?.may_unwrap(route) == may {
+        return Ok(());
+    }
+    let permission = route.unwrap_permission(may);
+    access.session.update_attributes(handle, &[permission]).counted("C_SetAttributeValue")?;
+    match Seen::read(access.session, handle)?.may_unwrap(route) == may {
+        true => Ok(()),
+        false => Err(Error::Answer("the token did not change whether the key may unwrap, and said that it had")),
+    }
+}
+
 /// Reads the attributes back, wraps and unwraps once, and makes the canary.
 fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> Result<Canary, Error> {
     let seen = Seen::read(access.session, handle)?;
@@ -638,6 +830,8 @@ fn prove(access: Access<'_>, handle: ObjectHandle, kid: KeyId, route: Route) -> 
         made: now,
         activated: None,
         deactivated: None,
+        retired: None,
+        destroyed: None,
         revision: 0,
         canary,
     };

@@ -39,6 +39,8 @@ pub(super) struct Found {
     pub(super) state: State,
     /// Whether the token lets it wrap.
     pub(super) may_wrap: bool,
+    /// Whether the token lets it unwrap.
+    pub(super) may_unwrap: bool,
     /// Another key on the token has the same id: this one opens, and nothing seals.
     pub(super) doubled: bool,
 }
@@ -71,6 +73,10 @@ pub enum Health {
     CanaryFails,
     /// It is there, and is what a master key must not be.
     WrongAttributes(&'static str),
+    /// It is retired: there, and may not unwrap.
+    Asleep,
+    /// It is retired, and the token lets it unwrap: somebody gave that back.
+    MayUnwrap,
     /// It was destroyed, and is not there any more.
     Gone,
 }
@@ -150,7 +156,14 @@ impl KeySet {
         }
         self.usable.insert(
             kid,
-            Found { handle, route: fact.route, state: fact.state, may_wrap: seen.may_wrap(fact.route), doubled },
+            Found {
+                handle,
+                route: fact.route,
+                state: fact.state,
+                may_wrap: seen.may_wrap(fact.route),
+                may_unwrap: seen.may_unwrap(fact.route),
+                doubled,
+            },
         );
         Ok(())
     }
@@ -177,6 +190,8 @@ impl KeySet {
             (Some(found), _) if found.doubled => Health::Doubled,
             (Some(found), _) if found.state == State::Active && !found.may_wrap => Health::MayNotWrap,
             (Some(found), _) if found.state > State::Active && found.may_wrap => Health::MayWrap,
+            (Some(found), _) if found.state == State::Retired && found.may_unwrap => Health::MayUnwrap,
+            (Some(found), _) if found.state == State::Retired => Health::Asleep,
             (Some(_), _) => Health::Works,
             (None, Some(health)) => *health,
             (None, None) if fact.state == State::Destroyed => Health::Gone,
@@ -299,6 +314,8 @@ pub(super) struct Seen {
     extractable: Option<bool>,
     encrypt: bool,
     wrap: bool,
+    decrypt: bool,
+    unwrap: bool,
 }
 
 impl Seen {
@@ -315,6 +332,8 @@ impl Seen {
             AttributeType::Extractable,
             AttributeType::Encrypt,
             AttributeType::Wrap,
+            AttributeType::Decrypt,
+            AttributeType::Unwrap,
         ];
         let mut seen = Self::default();
         for attribute in session.get_attributes(handle, &wanted).counted("C_GetAttributeValue")? {
@@ -330,6 +349,8 @@ impl Seen {
                 Attribute::Extractable(is) => seen.extractable = Some(is),
                 Attribute::Encrypt(is) => seen.encrypt = is,
                 Attribute::Wrap(is) => seen.wrap = is,
+                Attribute::Decrypt(is) => seen.decrypt = is,
+                Attribute::Unwrap(is) => seen.unwrap = is,
                 _ => {}
             }
         }
@@ -339,6 +360,11 @@ impl Seen {
     /// Whether it may wrap, by its route's own calls.
     pub(super) fn may_wrap(&self, route: Route) -> bool {
         if route == Route::KwWrap { self.wrap } else { self.encrypt }
+    }
+
+    /// Whether it may unwrap, by its route's own calls.
+    pub(super) fn may_unwrap(&self, route: Route) -> bool {
+        if route == Route::KwWrap { self.unwrap } else { self.decrypt }
     }
 
     /// Whether only someone with the PIN can have made it, and it is of the kind we make.

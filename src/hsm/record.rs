@@ -67,6 +67,10 @@ pub struct KeyFact {
     pub activated: Option<Timestamp>,
     /// When it ceased to wrap.
     pub deactivated: Option<Timestamp>,
+    /// When it ceased to unwrap.
+    pub retired: Option<Timestamp>,
+    /// When it was destroyed.
+    pub destroyed: Option<Timestamp>,
     /// How often what the record says of it has changed: of two facts the later one counts.
     pub(super) revision: u64,
     /// What its canary is.
@@ -86,13 +90,33 @@ pub(super) struct Canary {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub(super) keys: BTreeMap<KeyId, KeyFact>,
-    /// Identities of the databases that use this keyring, with the time each was first noted.
-    pub(super) databases: BTreeMap<String, Timestamp>,
+    /// Identities of the databases that use this keyring, or did.
+    pub(super) databases: BTreeMap<String, DatabaseFact>,
+    /// That nothing in a database names a key any more, and the objects that say so.
+    proofs: BTreeMap<(String, KeyId), (Proof, Vec<ObjectHandle>)>,
     /// Reservations of wraps, by key, and the objects they stand in.
     uses: BTreeMap<KeyId, Vec<Reservation>>,
     objects: BTreeMap<KeyId, Vec<ObjectHandle>>,
     /// The objects that the facts about each key stand in.
     facts: BTreeMap<KeyId, Vec<ObjectHandle>>,
+}
+
+/// A database that uses the keyring, or did.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DatabaseFact {
+    /// When it was noted last.
+    pub noted: Timestamp,
+    /// When an operator released it, if that was later, and why: the destruction of a key no longer asks it.
+    pub released: Option<(Timestamp, String)>,
+}
+
+/// That no value of a database names a key, proven under the database's fence.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Proof {
+    /// Since when that holds without a break: the backup horizon starts here.
+    pub since: Timestamp,
+    /// When it was proven last.
+    pub last: Timestamp,
 }
 
 /// A reservation of wraps under A256GCMKW. Each replaces all that its writer saw, so that one stands in quiet times.
@@ -183,8 +207,22 @@ impl Record {
                 self.objects.entry(kid).or_default().push(object);
             }
             Fact::Database { identity, noted } => {
-                let earliest = self.databases.entry(identity).or_insert(noted);
-                *earliest = noted.min(*earliest);
+                let database = self.databases.entry(identity).or_insert(DatabaseFact { noted, released: None });
+                database.noted = noted.max(database.noted);
+            }
+            Fact::Release { identity, released, reason } => {
+                let fresh = DatabaseFact { noted: Timestamp::MIN, released: None };
+                let database = self.databases.entry(identity).or_insert(fresh);
+                if database.released.as_ref().is_none_or(|(at, _)| *at < released) {
+                    database.released = Some((released, reason));
+                }
+            }
+            Fact::Proof { identity, kid, proof } => {
+                let kid = kid.parse().map_err(|_| Error::Record("a proof about no key".to_owned()))?;
+                let (merged, objects) = self.proofs.entry((identity, kid)).or_insert((proof, Vec::new()));
+                objects.push(object);
+                // The strictest: what holds since later has held for less time.
+                *merged = Proof { since: merged.since.max(proof.since), last: merged.last.min(proof.last) };
             }
         }
         Ok(())
@@ -199,6 +237,38 @@ impl Record {
         let standing = || all.iter().filter(|one| !replaced.contains(&one.id));
         let seen = standing().map(|one| one.total.saturating_sub(one.own)).max().unwrap_or(0);
         standing().map(|one| one.own).fold(seen, u64::saturating_add)
+    }
+
+    /// The databases that use the keyring.
+    pub(super) fn users(&self) -> impl Iterator<Item = &String> {
+        let uses = |database: &DatabaseFact| database.released.as_ref().is_none_or(|(at, _)| *at < database.noted);
+        self.databases.iter().filter(move |(_, database)| uses(database)).map(|(identity, _)| identity)
+    }
+
+    /// What is proven, by database and key.
+    pub(super) fn proofs(&self) -> BTreeMap<(String, KeyId), Proof> {
+        self.proofs.iter().map(|(about, (proof, _))| (about.clone(), *proof)).collect()
+    }
+
+    /// Writes a proof in place of what the record says, or withdraws it.
+    pub(super) fn prove(
+        &self,
+        session: &Session,
+        keyring: &str,
+        identity: &str,
+        kid: KeyId,
+        proof: Option<Proof>,
+    ) -> Result<(), Error> {
+        if let Some(proof) = proof {
+            write(session, keyring, Fact::Proof { identity: identity.to_owned(), kid: kid.to_string(), proof })?;
+        }
+        for object in self.proofs.get(&(identity.to_owned(), kid)).into_iter().flat_map(|(_, objects)| objects) {
+            match session.destroy_object(*object).counted("C_DestroyObject").map_err(Error::from) {
+                Ok(()) | Err(Error::Call { ckr: Ckr(RvError::ObjectHandleInvalid), .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Reserves `own` more wraps of `kid`.
@@ -237,6 +307,12 @@ pub(super) fn replace_key(session: &Session, keyring: &str, record: &Record, key
 /// Notes that the database of this identity uses the keyring.
 pub(super) fn write_database(session: &Session, keyring: &str, identity: &str) -> Result<(), Error> {
     write(session, keyring, Fact::Database { identity: identity.to_owned(), noted: Timestamp::now() })
+}
+
+/// Notes that the database of this identity need not be asked any more.
+pub(super) fn write_release(session: &Session, keyring: &str, identity: &str, reason: &str) -> Result<(), Error> {
+    let (identity, reason) = (identity.to_owned(), reason.to_owned());
+    write(session, keyring, Fact::Release { identity, released: Timestamp::now(), reason })
 }
 
 fn write(session: &Session, keyring: &str, fact: Fact) -> Result<(), Error> {
@@ -305,6 +381,8 @@ enum Fact {
     Key(KeyText),
     Uses { kid: String, reservation: Reservation },
     Database { identity: String, noted: Timestamp },
+    Release { identity: String, released: Timestamp, reason: String },
+    Proof { identity: String, kid: String, proof: Proof },
 }
 
 #[derive(Deserialize, Serialize)]
@@ -316,6 +394,10 @@ struct KeyText {
     activated: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     deactivated: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retired: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    destroyed: Option<Timestamp>,
     #[serde(default)]
     revision: u64,
     canary: String,
@@ -336,6 +418,8 @@ impl KeyText {
             made: key.made,
             activated: key.activated,
             deactivated: key.deactivated,
+            retired: key.retired,
+            destroyed: key.destroyed,
             revision: key.revision,
             canary,
             canary_iv,
@@ -356,6 +440,8 @@ impl KeyText {
             made: self.made,
             activated: self.activated,
             deactivated: self.deactivated,
+            retired: self.retired,
+            destroyed: self.destroyed,
             revision: self.revision,
             canary: Canary { wrapped, digest: array(&self.canary_sha256)? },
         })

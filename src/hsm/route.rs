@@ -80,6 +80,11 @@ impl Route {
         if self == Self::KwWrap { Attribute::Wrap(may) } else { Attribute::Encrypt(may) }
     }
 
+    /// The attributes that say whether a key of this route may unwrap.
+    pub(super) fn unwrap_permission(self, may: bool) -> Attribute {
+        if self == Self::KwWrap { Attribute::Unwrap(may) } else { Attribute::Decrypt(may) }
+    }
+
     /// The mechanism a key of this route may be used with.
     pub(super) fn mechanism(self) -> MechanismType {
         match self.alg() {

@@ -35,7 +35,7 @@ impl Keeper {
                 None => Error::NoActiveKey(self.keyring().label().to_owned()),
             });
         }
-        for key in report.keys.iter().filter(|key| !key.works) {
+        for key in report.keys.iter().filter(|key| !key.is_well()) {
             tracing::warn!(target: "hardwrap::keeper", kid = %key.fact.kid, "a recorded key does not work");
         }
         note(self.db(), &report, &seen)
@@ -58,7 +58,7 @@ pub(super) fn same_keys(report: &Report, keyring: &str, seen: &[KeySeen]) -> Res
     for seen in seen {
         let now = recorded(seen).map(|key| key.fact.state);
         // A state that this version does not know is above all that it does.
-        let older = now.is_none_or(|now| State::from_name(&seen.state).is_none_or(|was| now < was));
+        let older = now.is_none_or(|now| State::from_name(&seen.state).is_none_or(|was| age(now) < age(was)));
         if older {
             let (keyring, token) = place();
             let now = now.map_or("not recorded", State::name);
@@ -68,11 +68,17 @@ pub(super) fn same_keys(report: &Report, keyring: &str, seen: &[KeySeen]) -> Res
     Ok(())
 }
 
+/// How far a key has come. A retired key may be brought back, so that it is deactivated again is no older record.
+fn age(state: State) -> State {
+    if state == State::Retired { State::Deactivated } else { state }
+}
+
 /// Notes in the database what the record says and the database has not seen yet.
 pub(super) fn note(db: &Db, report: &Report, seen: &[KeySeen]) -> Result<(), Error> {
     let known = |kid: KeyId, state: State| {
         let kid = kid.to_string();
-        seen.iter().any(|seen| seen.kid == kid && State::from_name(&seen.state) >= Some(state))
+        let at_least = |was: State| age(was) > age(state) || was == state;
+        seen.iter().any(|seen| seen.kid == kid && State::from_name(&seen.state).is_none_or(at_least))
     };
     for KeyReport { fact, .. } in report.keys.iter().filter(|key| !known(key.fact.kid, key.fact.state)) {
         match db.note_key(fact.kid, fact.route.alg(), fact.state.name()) {

@@ -255,8 +255,10 @@ impl FileForm {
             settings.sessions = sessions;
         }
         let mut policy = Policy::default();
+        if self.policy.backup_horizon.is_some() {
+            policy.backup_horizon = Some(setting("policy.backup_horizon", self.policy.backup_horizon)?);
+        }
         for (name, text, field) in [
-            ("policy.backup_horizon", self.policy.backup_horizon, &mut policy.backup_horizon),
             ("policy.write_grace", self.policy.write_grace, &mut policy.write_grace),
             ("policy.cryptoperiod", self.policy.cryptoperiod, &mut policy.cryptoperiod),
         ] {

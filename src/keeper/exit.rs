@@ -28,6 +28,7 @@ impl Error {
             | Self::Row(_)
             | Self::NoKeys(_)
             | Self::NotNoted
+            | Self::Unfinished(_)
             | Self::OtherRoute(_) => 2,
             _ => 1,
         }
@@ -50,6 +51,7 @@ fn of_token(error: &hsm::Error) -> u8 {
         | hsm::Error::Untrusted(_)
         | hsm::Error::Silent(_)
         | hsm::Error::TwoKeys(_)
+        | hsm::Error::Asleep(_)
         | hsm::Error::UsedUp(_) => 1,
         _ => 4,
     }
@@ -74,7 +76,7 @@ fn of_store(error: &store::Error) -> u8 {
         {
             2
         }
-        store::Error::Unavailable(_) | store::Error::WalInUse => 4,
+        store::Error::Unavailable(_) | store::Error::WalInUse | store::Error::Leased(..) => 4,
         store::Error::Codec(error) => of_value(error),
         store::Error::NoDatabase(_)
         | store::Error::NoPlace(_)
@@ -92,6 +94,7 @@ fn of_store(error: &store::Error) -> u8 {
         | store::Error::Generated(_)
         | store::Error::NotBindable { .. }
         | store::Error::KeyNotUnique(_)
+        | store::Error::NoLedgerEntry(_)
         | store::Error::NotBoundToUuid(_)
         | store::Error::Misplaced(_)
         | store::Error::Unregistered(_) => 2,

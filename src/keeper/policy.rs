@@ -53,8 +53,8 @@ pub struct NotADuration;
 /// What the configuration's `[policy]` says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
-    /// How long a backup that can be restored may need an old key.
-    pub backup_horizon: Duration,
+    /// How long a backup that can be restored may need an old key; not said, no key is destroyed.
+    pub backup_horizon: Option<Duration>,
     /// How long an envelope may be held before it is stored.
     pub write_grace: Duration,
     /// How long a key seals before it should be rotated.
@@ -62,10 +62,10 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// 35 days, an hour, two years.
+    /// None, an hour, two years.
     fn default() -> Self {
         Self {
-            backup_horizon: Duration { seconds: 35 * 86_400 },
+            backup_horizon: None,
             write_grace: Duration { seconds: 3600 },
             cryptoperiod: Duration { seconds: 2 * 365 * 86_400 },
         }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_duration_is_a_number_and_a_unit() {
-        assert_eq!("35d".parse(), Ok(Policy::default().backup_horizon));
+        assert_eq!("35d".parse(), Ok(Duration { seconds: 35 * 86_400 }));
         assert_eq!("2y".parse(), Ok(Policy::default().cryptoperiod));
         for bad in ["", "d", "5", "-1d", "1.5h", "1 d", "1d ", "99999999999999999999d", "18446744073709551615y", "1é"]
         {

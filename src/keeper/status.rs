@@ -2,8 +2,9 @@
 
 use super::{Error, Keeper};
 use crate::column::Column;
-use crate::hsm::Report;
-use crate::store::Counts;
+use crate::hsm::{Report, State};
+use crate::provider::KeyId;
+use crate::store::{Counts, Found, LastDiscovery, LedgerEntry, RotationFact, Spot};
 
 /// What stands on the token and in the database now.
 #[derive(Debug)]
@@ -16,6 +17,18 @@ pub struct Status {
     pub wrong: Option<Error>,
     /// Every registered column.
     pub columns: Vec<ColumnStatus>,
+    /// Envelopes in columns that nobody registered.
+    pub unregistered: Vec<Found>,
+    /// When the whole database was last searched before a rotation, and what was found.
+    pub last_discovery: Option<LastDiscovery>,
+    /// Values that a rotation could not move.
+    pub ledger: Vec<LedgerEntry>,
+    /// Every rotation of this database, oldest first.
+    pub rotations: Vec<RotationFact>,
+    /// The application's own rotators, by name.
+    pub rotators: Vec<String>,
+    /// Old keys, and where the database's fence against each is missing.
+    pub fences: Vec<(KeyId, Vec<Spot>)>,
 }
 
 /// One registered column of a [`Status`].
@@ -42,6 +55,21 @@ impl Keeper {
             };
             columns.push(ColumnStatus { column: column.clone(), counts });
         }
-        Ok(Status { token, identity: self.db().ready()?.identity, wrong: self.check().err(), columns })
+        let mut fences = Vec::new();
+        for key in token.keys.iter().filter(|key| matches!(key.fact.state, State::Deactivated | State::Retired)) {
+            fences.push((key.fact.kid, self.db().missing_fences(key.fact.kid, &self.spots())?));
+        }
+        Ok(Status {
+            token,
+            identity: self.db().ready()?.identity,
+            wrong: self.check().err(),
+            columns,
+            unregistered: self.unregistered(self.db())?.1,
+            last_discovery: self.db().last_discovery()?,
+            ledger: self.db().ledger()?,
+            rotations: self.db().rotations()?,
+            rotators: self.rotators().iter().map(|rotator| rotator.name().to_owned()).collect(),
+            fences,
+        })
     }
 }

@@ -17,6 +17,9 @@ use super::error::CANNOT_OPEN;
 use super::sql::{self, Query};
 use super::{DatabaseUrl, Error, schema};
 
+/// A connection as diesel has it, for those who bring statements of their own.
+pub type AnyConnection = SqliteConnection;
+
 /// One database. Its methods take `&self` and wait for each other; share it by reference or in an `Arc`.
 pub struct Db {
     url: DatabaseUrl,
@@ -110,6 +113,23 @@ impl Db {
             Ok(_) | Err(Error::Unavailable(_)) => Err(Error::WalInUse),
             Err(error) => Err(error),
         }
+    }
+
+    /// Runs `work` of somebody else in one write transaction, or inside that of [`Db::exclusively`]: all of it is kept, or
+    /// nothing. It must not begin, commit or roll back itself.
+    ///
+    /// # Errors
+    /// Whatever `work` fails with; [`Error::Unavailable`], [`Error::ReadOnly`].
+    pub fn transact<T>(&self, work: impl FnOnce(&mut AnyConnection) -> Result<T, Error>) -> Result<T, Error> {
+        self.write(work)
+    }
+
+    /// Runs `work` of somebody else, which only reads.
+    ///
+    /// # Errors
+    /// Whatever `work` fails with; [`Error::Unavailable`].
+    pub fn look<T>(&self, work: impl FnOnce(&mut AnyConnection) -> Result<T, Error>) -> Result<T, Error> {
+        self.read_with(work)
     }
 
     /// Runs one statement, or several that need no common view.

@@ -1,4 +1,4 @@
-//! Discovery: envelopes of ours, wherever they stand, registered or not.
+//! Discovery: envelopes, ours and the ancestor's, wherever they stand, registered or not.
 
 use std::fmt;
 
@@ -11,20 +11,30 @@ use crate::envelope::Marker;
 use crate::provider::KeyId;
 
 impl Db {
-    /// Looks for well-formed fronts of ours, `hw1:` and a key id, in every column of every table but SQLite's own and
-    /// `hardwrap_*`, whatever the column is declared as. Columns without any are left out.
+    /// Looks for envelopes in every column of every table but SQLite's own and `hardwrap_*`, whatever the column is
+    /// declared as: values that begin like one of ours, of another version or of the ancestor, and texts that hold one
+    /// of ours somewhere inside, as a history that keeps whole rows does. Columns without any are left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn find_envelopes(&self) -> Result<Vec<Found>, Error> {
+        Ok(self.discover()?.1)
+    }
+
+    /// [`Db::find_envelopes`], and how many columns were searched.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn discover(&self) -> Result<(usize, Vec<Found>), Error> {
         self.read_with(|connection| {
             let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
+            let searched = columns.len();
             let mut found = Vec::new();
             for AnyColumn { table, name } in columns {
                 let count: Vec<Total> = Query::new(format!(
                     "SELECT COUNT(*) AS total FROM main.{} AS t WHERE {}",
                     sql::quote(&table),
-                    sql::names_a_key(&sql::of_t(&name))
+                    sql::holds_envelope(&sql::of_t(&name))
                 ))
                 .load(connection)?;
                 let count = count.iter().map(|row| row.total.unsigned_abs()).sum();
@@ -32,7 +42,7 @@ impl Db {
                     found.push(Found { table, column: name, count });
                 }
             }
-            Ok(found)
+            Ok((searched, found))
         })
     }
 }

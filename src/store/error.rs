@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use diesel::result::{DatabaseErrorKind, Error as Diesel};
 
+use super::fence;
 use super::stored::BadRow;
 use crate::codec;
 use crate::column::{Misplaced, Unknown};
+use crate::provider::KeyId;
 
 /// Why the store did not do what was asked. No variant shows a value, a key or a password.
 #[derive(Debug, thiserror::Error)]
@@ -169,13 +171,46 @@ pub enum Error {
     #[error("run {0} has a status that this hardwrap does not know")]
     UnknownStatus(String),
 
+    /// The database's fence refused a new value under a key that is being rotated away: seal it again.
+    #[error("the database is fenced against key {0}: seal the value again, which takes the key that seals now")]
+    Fenced(KeyId),
+
+    /// Somebody else rotates or destroys here.
+    #[error("{0} is at work on this database: wait for it, or for its lease to end ({1} s)")]
+    Leased(String, i64),
+
+    /// The ledger has no such entry.
+    #[error("the ledger has no entry {0}: `hardwrap ledger list` shows them")]
+    NoLedgerEntry(i64),
+
+    /// The lease of a rotation ran out or was taken while it worked; nothing more was written.
+    #[error("the lease of this rotation was lost: run `hardwrap rotate --resume`")]
+    LeaseLost,
+
     /// The database refused for another reason; the source says why.
     #[error("the database refused")]
     Refused(#[source] Box<dyn StdError + Send + Sync>),
 }
 
+impl Error {
+    /// What is wrong with one value or its row, by a stable name for programs; none where the error is about something
+    /// else, above all where token or database is out of reach.
+    pub fn value_kind(&self) -> Option<&'static str> {
+        match self {
+            Self::Codec(codec::Error::Unavailable(_)) => None,
+            Self::Codec(error) => Some(error.kind()),
+            Self::BadRow(_) => Some("BadRow"),
+            Self::NotText => Some("NotText"),
+            _ => None,
+        }
+    }
+}
+
 impl From<Diesel> for Error {
     fn from(error: Diesel) -> Self {
+        if let Some(kid) = fenced(&error) {
+            return Self::Fenced(kid);
+        }
         let Diesel::DatabaseError(DatabaseErrorKind::Unknown, information) = &error else {
             return Self::Refused(Box::new(error));
         };
@@ -194,6 +229,15 @@ impl From<Diesel> for Error {
             return Self::Unavailable(Box::new(error));
         }
         Self::Refused(Box::new(error))
+    }
+}
+
+/// The key that the database's fence refused, if that is what `error` is: for an application that stores values with
+/// diesel itself. It seals the value again, which takes the key that seals now, and stores that.
+pub fn fenced(error: &Diesel) -> Option<KeyId> {
+    match error {
+        Diesel::DatabaseError(_, information) => fence::refused_key(information.message()),
+        _ => None,
     }
 }
 

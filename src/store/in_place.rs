@@ -14,6 +14,14 @@ impl Db {
     /// [`Error::Codec`], [`Error::NotText`], [`Error::BadRow`], [`Error::KeyNotUnique`], [`Error::Unavailable`]; in
     /// each case nothing was changed.
     pub fn seal_cleartext(&self, codec: &Codec, column: &Column, key: &Key) -> Result<SealedInPlace, Error> {
+        match self.seal_in_place(codec, column, key) {
+            // Its key was fenced meanwhile: the new one seals.
+            Err(Error::Fenced(_)) => self.seal_in_place(codec, column, key),
+            outcome => outcome,
+        }
+    }
+
+    fn seal_in_place(&self, codec: &Codec, column: &Column, key: &Key) -> Result<SealedInPlace, Error> {
         let Some(stored) = self.read_key(column, key)? else { return Ok(SealedInPlace::Nothing) };
         let Some(old) = &stored.value else { return Ok(SealedInPlace::Nothing) };
         if old.bytes().is_empty() || old.marker()? != Marker::None {

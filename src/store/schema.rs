@@ -248,7 +248,7 @@ fn release(version: &str) -> Option<[u64; 3]> {
 }
 
 /// Now, RFC 3339 in UTC, whole seconds: as [`SQL_NOW`] says it.
-fn now() -> String {
+pub(super) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
@@ -265,8 +265,10 @@ struct Name {
     name: String,
 }
 
-const MIGRATIONS: [Migration; 1] =
-    [Migration { version: 1, name: "hardwrap", sql: include_str!("migrations/0001_hardwrap.sql") }];
+const MIGRATIONS: [Migration; 2] = [
+    Migration { version: 1, name: "hardwrap", sql: include_str!("migrations/0001_hardwrap.sql") },
+    Migration { version: 2, name: "rotation", sql: include_str!("migrations/0002_rotation.sql") },
+];
 const NEWEST: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
 const AGENT_RUN: [(&str, &str); 2] = [

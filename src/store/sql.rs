@@ -147,6 +147,22 @@ pub(super) fn names_a_key(expression: &str) -> String {
     format!("CAST({expression} AS TEXT) GLOB '{}{}:*'", Marker::HW1, "[0-9a-f]".repeat(16))
 }
 
+/// The condition that a text is an envelope, ours or the ancestor's, or holds one of ours.
+///
+/// Headers are JSON objects in base64, so they begin with `eyJ`, and ours with `eyJhbGciOi` (`{"alg":`).
+pub(super) fn holds_envelope(expression: &str) -> String {
+    let text = format!("CAST({expression} AS TEXT)");
+    let starts = |pattern: String| format!("{text} GLOB '{pattern}'");
+    let patterns = [
+        format!("*{}{}:eyJhbGciOi*", Marker::HW1, "[0-9a-f]".repeat(16)),
+        format!("hw[0-9]:{}:eyJ*", "[0-9a-f]".repeat(16)),
+        format!("hw[0-9][0-9]:{}:eyJ*", "[0-9a-f]".repeat(16)),
+    ];
+    let foreign = Marker::FOREIGN.map(|marker| format!("{marker}eyJ*"));
+    let any = patterns.into_iter().chain(foreign).map(starts).collect::<Vec<_>>().join(" OR ");
+    format!("({} OR {any})", names_a_key(expression))
+}
+
 /// What [`Marker::of`] says of a stored text, and the key id of well-formed ones, as SQL: `null`, `empty`, 16 hex
 /// digits, `damaged`, `foreign`, `other_version` or `cleartext`.
 ///

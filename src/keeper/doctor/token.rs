@@ -297,7 +297,16 @@ fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examinati
 fn explained(report: &Report, stranger: &Stranger) -> bool {
     let is = |key: &KeyReport| stranger.private && key.fact.kid.to_string() == stranger.id;
     report.keys.iter().any(|key| {
-        is(key) && !matches!(key.health, Health::Works | Health::Doubled | Health::MayNotWrap | Health::MayWrap)
+        is(key)
+            && !matches!(
+                key.health,
+                Health::Works
+                    | Health::Asleep
+                    | Health::Doubled
+                    | Health::MayNotWrap
+                    | Health::MayWrap
+                    | Health::MayUnwrap
+            )
     })
 }
 
@@ -307,7 +316,7 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
         let subject = format!("key {}", key.fact.kid);
         let restore = "restore the token's backup; no key can be made in its place";
         let finding = match key.health {
-            Health::Works | Health::Gone => None,
+            Health::Works | Health::Asleep | Health::Gone => None,
             Health::Missing => {
                 Some((FindingId::KeyMissing, "the record names it, and it is not on the token".to_owned(), restore))
             }
@@ -325,6 +334,11 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
                 FindingId::KeyMayWrap,
                 format!("it is {}, and the token lets it wrap", key.fact.state.name()),
                 "find out who gave the permission, then hardwrap key deactivate with its id takes it away",
+            )),
+            Health::MayUnwrap => Some((
+                FindingId::KeyMayWrap,
+                "it is retired, and the token lets it unwrap".to_owned(),
+                "find out who gave the permission, then hardwrap key retire with its id takes it away",
             )),
             Health::CanaryFails => Some((
                 FindingId::KeyCanary,

@@ -74,6 +74,24 @@ impl Persister {
         lease: &Lease,
         now: i64,
     ) -> Result<Taken, Error> {
+        // A rotation may wrap the state's key anew between the opening and the claim: then both are done again.
+        for _ in 0..OPENINGS {
+            match self.open_and_claim(id, from, column, lease, now)? {
+                Taken::Refused(Answer::InState(status)) if status == from => {}
+                taken => return Ok(taken),
+            }
+        }
+        Ok(Taken::Refused(Answer::InState(from)))
+    }
+
+    fn open_and_claim(
+        &self,
+        id: &RunId,
+        from: Status,
+        column: &'static str,
+        lease: &Lease,
+        now: i64,
+    ) -> Result<Taken, Error> {
         let Some(mut run) = self.runs.find(id)? else { return Ok(Taken::Refused(Answer::NoSuchRun)) };
         let status = run.status.ok_or_else(|| Error::UnknownStatus(id.to_string()))?;
         if status != from {
@@ -98,6 +116,9 @@ impl Persister {
         }
     }
 }
+
+/// How often a state that changes while it is opened is opened again.
+const OPENINGS: usize = 4;
 
 /// What became of taking a run.
 #[derive(Debug)]

@@ -52,9 +52,11 @@ impl AgentRuns {
     pub fn enqueue(&self, new: &NewRun, request: &str, now: i64) -> Result<RunId, Error> {
         is_json(request)?;
         let id = new.id.clone().unwrap_or_else(RunId::random);
-        let sealed = self.seal(&self.request, &id, request)?;
-        let columns = "status, queued_request";
-        self.insert(new, &id, columns, Query::new("").text(Status::Queued.name()).sql(", ").text(&sealed), now)?;
+        again_if_fenced(|| {
+            let sealed = self.seal(&self.request, &id, request)?;
+            let columns = "status, queued_request";
+            self.insert(new, &id, columns, Query::new("").text(Status::Queued.name()).sql(", ").text(&sealed), now)
+        })?;
         Ok(id)
     }
 
@@ -130,9 +132,11 @@ impl AgentRuns {
         now: i64,
     ) -> Result<Answer, Error> {
         is_json(state)?;
-        let sealed = self.seal(&self.state, id, state)?;
-        let set = status(waiting.status(), now).sql(RELEASED).sql(", suspended_state = ").text(&sealed);
-        transit(&self.db, id, set, &Guard::mine(worker))
+        again_if_fenced(|| {
+            let sealed = self.seal(&self.state, id, state)?;
+            let set = status(waiting.status(), now).sql(RELEASED).sql(", suspended_state = ").text(&sealed);
+            transit(&self.db, id, set, &Guard::mine(worker))
+        })
     }
 
     /// Prolongs the lease of a run that the worker has.
@@ -330,6 +334,14 @@ impl AgentRuns {
             0 => Err(Error::RunExists(id.to_string())),
             _ => Ok(()),
         })
+    }
+}
+
+/// A value that was sealed before a rotation fenced its key, and is stored after, is sealed again under the new one.
+fn again_if_fenced<T>(seal_and_store: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    match seal_and_store() {
+        Err(Error::Fenced(_)) => seal_and_store(),
+        outcome => outcome,
     }
 }
 

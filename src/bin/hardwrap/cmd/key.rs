@@ -25,6 +25,8 @@ enum Act {
     Generate(Generate),
     Activate(Activate),
     Deactivate(Deactivate),
+    Retire(Retire),
+    Destroy(Destroy),
 }
 
 /// List the keys that the keyring record names, and objects with our label that do not count
@@ -50,6 +52,8 @@ impl Key {
             Act::Generate(generate) => generate.run(app, out),
             Act::Activate(activate) => activate.run(app, out),
             Act::Deactivate(deactivate) => deactivate.run(app, out),
+            Act::Retire(retire) => retire.run(app, out),
+            Act::Destroy(destroy) => destroy.run(app, out),
         }
     }
 }
@@ -110,15 +114,23 @@ impl Generate {
 #[derive(Args)]
 #[command(after_help = "\
 Example:
-  hardwrap key activate 0002914e2c2307a0")]
+  hardwrap key activate 0002914e2c2307a0
+  hardwrap key activate --unwrap 0001914e2c2307a0      bring a retired key back")]
 struct Activate {
     /// Its id
     kid: KeyId,
+    /// Give a retired key the permission to unwrap back: it is deactivated again, and seals nothing
+    #[arg(long)]
+    unwrap: bool,
 }
 
 impl Activate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = right_keyring(app)?;
+        if self.unwrap {
+            keeper.keyring().bring_back(self.kid)?;
+            return changed(app, &keeper, self.kid, "deactivated: it unwraps again", out);
+        }
         keeper.keyring().activate(self.kid)?;
         changed(app, &keeper, self.kid, "active: new values are sealed under it", out)
     }
@@ -144,8 +156,98 @@ impl Deactivate {
     }
 }
 
+/// Take from a deactivated key the permission to unwrap as well: the dress rehearsal of its destruction
+///
+/// Every gate is looked at first, and each that is closed is named: no value names the key in any database of the
+/// keyring, both fences are in place, the ledger is empty or given up, nothing is sealed in a column that nobody
+/// registered. `key activate --unwrap` brings it back. On a retired key it proves once more, for a destruction that
+/// another database asks for.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap key retire 0001914e2c2307a0 --dry-run    only look at the gates
+  hardwrap key retire 0001914e2c2307a0")]
+struct Retire {
+    /// Its id
+    kid: KeyId,
+    /// Only look at the gates; exits 1 where one is closed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Retire {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = right_keyring(app)?;
+        if self.dry_run {
+            return gates(app, &keeper.retirement(self.kid)?, out);
+        }
+        keeper.retire(self.kid)?;
+        changed(app, &keeper, self.kid, "retired: it neither wraps nor unwraps, and can be brought back", out)
+    }
+}
+
+/// Destroy a retired key, for good
+///
+/// The gates of `key retire` are looked at again, and the longest of policy.backup_horizon, policy.write_grace and --wait
+/// must have passed since it was proven that nothing names the key.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  hardwrap key destroy 0001914e2c2307a0 --confirm 0001914e2c2307a0 --dry-run
+  hardwrap key destroy 0001914e2c2307a0 --confirm 0001914e2c2307a0
+A backup from before the proof needs the key: once it is destroyed, nothing opens its values.")]
+struct Destroy {
+    /// Its id
+    kid: KeyId,
+    /// The id once more, in full
+    #[arg(long, value_name = "KID", default_value = "")]
+    confirm: String,
+    /// Wait at least this long after the proof, as in 90d
+    #[arg(long, value_name = "DURATION")]
+    wait: Option<keeper::Duration>,
+    /// Only look at the gates; exits 1 where one is closed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Destroy {
+    fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
+        let keeper = right_keyring(app)?;
+        if self.dry_run {
+            return gates(app, &keeper.destruction(self.kid, &self.confirm, self.wait)?, out);
+        }
+        let gone = keeper.destroy(self.kid, &self.confirm, self.wait)?;
+        let did = format!(
+            "destroyed; a backup from before {} holds values that nothing opens any more",
+            day_and_time(gone.unneeded_since)
+        );
+        changed(app, &keeper, self.kid, &did, out)
+    }
+}
+
+/// Shows every gate.
+fn gates(app: &App, gates: &[keeper::Gate], out: &mut dyn Write) -> Result<u8, Failure> {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        gate: &'a str,
+        open: bool,
+        why: Option<&'a str>,
+    }
+    let shown: Vec<Shown<'_>> = gates
+        .iter()
+        .map(|gate| Shown { gate: gate.name, open: gate.closed.is_none(), why: gate.closed.as_deref() })
+        .collect();
+    let closed = shown.iter().any(|gate| !gate.open);
+    app.report(out, u8::from(closed), &shown, |out| {
+        shown.iter().try_for_each(|gate| match gate.why {
+            None => writeln!(out, "holds   {}", gate.gate),
+            Some(why) => writeln!(out, "CLOSED  {}: {}", gate.gate, plain(why)),
+        })
+    })
+}
+
 /// The keyring which the database knows, also where these commands are what it lacks.
-fn right_keyring(app: &App) -> Result<Keeper, Failure> {
+pub(super) fn right_keyring(app: &App) -> Result<Keeper, Failure> {
     let keeper = Keeper::unchecked(&app.config()?)?;
     match keeper.check() {
         Ok(()) | Err(keeper::Error::MayNotWrap(_) | keeper::Error::NoActiveKey(_)) => Ok(keeper),
@@ -214,6 +316,11 @@ pub(super) struct Listed {
     pub(super) activated_at: Option<i64>,
     pub(super) current: bool,
     pub(super) works: bool,
+    /// Whether the key is as the record says.
+    pub(super) well: bool,
+    deactivated: Option<String>,
+    retired: Option<String>,
+    destroyed: Option<String>,
     pub(super) wraps_reserved: Option<u64>,
 }
 
@@ -235,6 +342,10 @@ impl Listed {
             activated_at: key.fact.activated.map(jiff::Timestamp::as_second),
             current: key.current,
             works: key.works,
+            well: key.is_well(),
+            deactivated: key.fact.deactivated.map(day_and_time),
+            retired: key.fact.retired.map(day_and_time),
+            destroyed: key.fact.destroyed.map(day_and_time),
             wraps_reserved: key.reserved,
         }
     }
@@ -253,7 +364,12 @@ impl List {
                     key.state.to_owned(),
                     format!("{} ({})", key.alg, key.route),
                     key.made.clone(),
-                    if key.works { "unwraps" } else { "DOES NOT UNWRAP" }.to_owned(),
+                    match (key.works, key.well) {
+                        (true, _) => "unwraps",
+                        (false, true) => "-",
+                        (false, false) => "DOES NOT UNWRAP",
+                    }
+                    .to_owned(),
                     if key.current { "seals" } else { "" }.to_owned(),
                 ]
             };
@@ -278,5 +394,5 @@ impl List {
 }
 
 fn day_and_time(time: jiff::Timestamp) -> String {
-    time.round(jiff::Unit::Second).unwrap_or(time).to_string()
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

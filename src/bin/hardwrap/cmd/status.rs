@@ -61,8 +61,35 @@ impl Status {
             strangers: report.strangers.len(),
             leftovers: report.leftovers.len(),
             database: keeper.db().url().to_string(),
-            database_identity: found.identity,
+            database_identity: found.identity.clone(),
             columns: found.columns.into_iter().map(column).collect(),
+            unregistered: found.unregistered.iter().map(|one| format!("{one} ({})", one.count)).collect(),
+            last_discovery: found.last_discovery.as_ref().map(|last| last.searched.clone()),
+            ledger_open: found.ledger.iter().filter(|entry| entry.accepted.is_none()).count(),
+            ledger_given_up: found.ledger.iter().filter(|entry| entry.accepted.is_some()).count(),
+            rotations: found
+                .rotations
+                .iter()
+                .map(|one| Rotation {
+                    target: one.target.clone(),
+                    mode: one.mode.clone(),
+                    started: one.started.clone(),
+                    moved: one.moved,
+                    proven: one.proven.clone(),
+                })
+                .collect(),
+            old_keys: found
+                .fences
+                .iter()
+                .map(|(kid, missing)| {
+                    let proof = found.token.proofs.get(&(found.identity.clone(), *kid));
+                    OldKey {
+                        kid: kid.to_string(),
+                        proven_since: proof.map(|proof| proof.since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+                        fence_missing_on: missing.iter().map(ToString::to_string).collect(),
+                    }
+                })
+                .collect(),
             critical: found.wrong.iter().map(ToString::to_string).collect(),
             warnings: Vec::new(),
         };
@@ -91,8 +118,32 @@ struct Shown {
     database: String,
     database_identity: String,
     columns: Vec<Counted>,
+    /// Where envelopes stand that nobody registered.
+    unregistered: Vec<String>,
+    last_discovery: Option<String>,
+    ledger_open: usize,
+    ledger_given_up: usize,
+    rotations: Vec<Rotation>,
+    old_keys: Vec<OldKey>,
     critical: Vec<String>,
     warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Rotation {
+    target: String,
+    mode: String,
+    started: String,
+    moved: i64,
+    proven: Option<String>,
+}
+
+/// A key that values are to leave, or have left.
+#[derive(Serialize)]
+struct OldKey {
+    kid: String,
+    proven_since: Option<String>,
+    fence_missing_on: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -155,7 +206,7 @@ fn key_id(key: &Listed) -> &str {
 
 impl Shown {
     fn judge(&mut self) {
-        for key in self.keys.iter().filter(|key| !key.works) {
+        for key in self.keys.iter().filter(|key| !key.well) {
             self.critical.push(format!("key {} is recorded and does not work", key.kid));
         }
         if self.strangers > 0 {
@@ -163,6 +214,25 @@ impl Shown {
         }
         if self.leftovers > 0 {
             self.warnings.push(format!("{} keys were left in the making: `hardwrap key list`", self.leftovers));
+        }
+        for one in &self.unregistered {
+            self.critical.push(format!("sealed values in a column that nobody registered: {one}: add a [[column]]"));
+        }
+        if self.ledger_open > 0 {
+            self.warnings.push(format!("{} values could not be moved: `hardwrap ledger list`", self.ledger_open));
+        }
+        for old in &self.old_keys {
+            match &old.proven_since {
+                None => self
+                    .warnings
+                    .push(format!("nothing proves that no value names key {}: `hardwrap rotate --resume`", old.kid)),
+                Some(_) if !old.fence_missing_on.is_empty() => self.warnings.push(format!(
+                    "the fence against key {} is missing on {}: `hardwrap rotate --resume`",
+                    old.kid,
+                    old.fence_missing_on.join(", ")
+                )),
+                Some(_) => {}
+            }
         }
         for column in &self.columns {
             let name = &column.column;
@@ -296,10 +366,27 @@ impl Shown {
         writeln!(out, "token        {token} (serial {serial}), keyring {}", self.keyring)?;
         for key in &self.keys {
             let seals = if key.current { ", seals" } else { "" };
-            let works = if key.works { "" } else { ", DOES NOT WORK" };
+            let works = if key.well { "" } else { ", DOES NOT WORK" };
             writeln!(out, "key          {} {}{seals}{works}, {} ({})", key.kid, key.state, key.alg, key.route)?;
         }
         writeln!(out, "database     {} (identity {})", plain(&self.database), plain(&self.database_identity))?;
+        let last = self.last_discovery.as_deref().unwrap_or("never");
+        writeln!(out, "searched     now: {} unregistered; before a rotation: {last}", self.unregistered.len())?;
+        let (open, given_up) = (self.ledger_open, self.ledger_given_up);
+        writeln!(out, "ledger       {open} open, {given_up} given up")?;
+        for one in &self.rotations {
+            let proven = one.proven.as_ref().map_or("NOT PROVEN".to_owned(), |at| format!("proven {at}"));
+            writeln!(
+                out,
+                "rotation     to {} ({}), begun {}, {} moved, {proven}",
+                one.target, one.mode, one.started, one.moved
+            )?;
+        }
+        for one in &self.old_keys {
+            let since = one.proven_since.as_ref().map_or("not proven".to_owned(), |at| format!("unneeded since {at}"));
+            let fence = if one.fence_missing_on.is_empty() { "fence in place" } else { "FENCE MISSING" };
+            writeln!(out, "old key      {} {since}, {fence}", one.kid)?;
+        }
         for column in &self.columns {
             writeln!(out)?;
             writeln!(out, "{}  ({} rows)", plain(&column.column), column.rows)?;

@@ -1,0 +1,585 @@
+//! The rotation: a new key, the fence on the token, the walk, the fence in the database, the proof, the announcement.
+//!
+//! The order of these steps is what keeps every value readable, whoever crashes or commits late; the model in
+//! `tests/rotation_model.rs` explores it.
+//!
+//! - *Online*: fence on the token; walk until a pass finds nothing; fence in the database; walk again; proof.
+//! - *Atomic*: fence on the token; fence in the database; walk and proof in one transaction.
+//!
+//! Whatever is cut off is finished by [`Rotation::resume`], from what stands on the token and in the database alone.
+
+use jiff::Timestamp;
+
+use super::{Error, Keeper, check};
+use crate::column::Column;
+use crate::hsm::{Choice, KeyFact, KeyReport, Report, State};
+use crate::provider::KeyId;
+use crate::rotation::{Control, MasterKeyRotated, Passed, Walk};
+use crate::store::{Counts, Db, Found, LedgerEntry, RotationLease, Spot};
+
+/// How to move all values of a database to another key; [`Rotation::run`] does it.
+#[derive(Clone, Debug)]
+pub struct Rotation<'a> {
+    keeper: &'a Keeper,
+    online: bool,
+    batch: u32,
+    rate: Option<u32>,
+    workers: usize,
+    choice: Option<Choice>,
+    control: Control,
+}
+
+/// What a rotation did.
+#[derive(Clone, Debug, Default)]
+pub struct Rotated {
+    /// The key that everything is under, or moves to.
+    pub target: Option<KeyId>,
+    /// The keys that values were moved from.
+    pub from: Vec<KeyId>,
+    /// How many values were moved by this run.
+    pub moved: u64,
+    /// Values that could not be moved and were not given up: while there are any, nothing is proven or announced.
+    pub open: Vec<LedgerEntry>,
+    /// Whether it is proven that no value names an old key.
+    pub proven: bool,
+    /// Whether there was nothing to do, and nothing was written.
+    pub nothing: bool,
+    /// Listeners that failed, and why: they will hear the event again.
+    pub unheard: Vec<String>,
+}
+
+/// What a rotation would do, and what stands in its way.
+#[derive(Debug)]
+pub struct Plan {
+    /// The key that seals now.
+    pub current: KeyId,
+    /// Whether an earlier rotation is unfinished.
+    pub unfinished: Option<String>,
+    /// Every registered column.
+    pub columns: Vec<ColumnPlan>,
+    /// The application's rotators, and how many values each would move.
+    pub rotators: Vec<(String, u64)>,
+    /// Envelopes in columns that nobody registered: a rotation refuses.
+    pub unregistered: Vec<Found>,
+    /// Triggers of others on registered tables: one that keeps history would bring values under an old key back.
+    pub triggers: Vec<String>,
+}
+
+/// One column of a [`Plan`].
+#[derive(Debug)]
+pub struct ColumnPlan {
+    /// The column.
+    pub column: Column,
+    /// What its values are.
+    pub counts: Counts,
+    /// How many data keys were unwrapped, where that was tried, ...
+    pub tried: Option<u64>,
+    /// ... and which could not be: key of the row, kind of error.
+    pub bad: Vec<(String, &'static str)>,
+}
+
+impl Plan {
+    /// Whether a rotation would run to its end.
+    pub fn is_clear(&self) -> bool {
+        let moves = |plan: &ColumnPlan| plan.bad.is_empty() && plan.counts.damaged == 0 && plan.counts.keyless == 0;
+        self.unregistered.is_empty() && self.columns.iter().all(moves)
+    }
+}
+
+impl<'a> Rotation<'a> {
+    pub(super) fn new(keeper: &'a Keeper) -> Self {
+        Self {
+            keeper,
+            online: false,
+            batch: 500,
+            rate: None,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            choice: None,
+            control: Control::default(),
+        }
+    }
+
+    /// In short batches that others can write between, instead of one transaction.
+    #[must_use]
+    pub fn online(mut self, online: bool) -> Self {
+        self.online = online;
+        self
+    }
+
+    /// How many values are read, moved and written at once; 500 else.
+    #[must_use]
+    pub fn batch(mut self, batch: u32) -> Self {
+        self.batch = batch.max(1);
+        self
+    }
+
+    /// How many values a second at most.
+    #[must_use]
+    pub fn rate(mut self, rate: Option<u32>) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    /// How many threads ask the token; as many as the machine has processors else, and no more than there are sessions.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers.max(1);
+        self
+    }
+
+    /// How the new key is to wrap; as the one that seals now does else.
+    #[must_use]
+    pub fn mechanism(mut self, choice: Choice) -> Self {
+        self.choice = Some(choice);
+        self
+    }
+
+    /// Who watches, and can end it.
+    #[must_use]
+    pub fn control(mut self, control: Control) -> Self {
+        self.control = control;
+        self
+    }
+
+    /// What a rotation would do: counts, discovery, the rotators' own counts. With `unwrap` every data key that would be
+    /// moved is unwrapped. Writes nothing.
+    ///
+    /// # Errors
+    /// Whatever would keep the rotation from starting, but what the [`Plan`] names.
+    pub fn plan(&self, unwrap: bool) -> Result<Plan, Error> {
+        let keeper = self.keeper;
+        keeper.check()?;
+        keeper.usable()?;
+        let report = keeper.keyring().report()?;
+        let current = keeper.sealing(&report)?.fact.kid;
+        let lease = RotationLease::none();
+        // Everything is due when a new key is made; after an unfinished rotation, what is not under the one that seals.
+        let unfinished = self.unfinished(&report)?;
+        let target = if unfinished.is_some() { current } else { KeyId::from([0; 8]) };
+        let walk = self.walk(keeper.db(), target, &lease);
+        let mut columns = Vec::new();
+        for column in keeper.columns().map(|(column, _)| column) {
+            let mut bad = Vec::new();
+            let counts = keeper.db().count(column)?;
+            let tried = match unwrap {
+                true => Some(walk.try_column(column, |key, kind| bad.push((key.to_string(), kind)))?),
+                false => None,
+            };
+            columns.push(ColumnPlan { column: column.clone(), counts, tried, bad });
+        }
+        let mut rotators = Vec::new();
+        for rotator in keeper.rotators() {
+            rotators.push((rotator.name().to_owned(), keeper.counted(rotator.as_ref(), target)?));
+        }
+        let mut triggers = Vec::new();
+        for spot in keeper.spots() {
+            triggers.extend(keeper.db().other_triggers(&spot.table)?);
+        }
+        triggers.sort();
+        triggers.dedup();
+        Ok(Plan { current, unfinished, columns, rotators, unregistered: keeper.unregistered(keeper.db())?.1, triggers })
+    }
+
+    /// Makes a new key, or takes the one that `key generate` made, and moves everything to it.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] if an earlier rotation is; [`Error::Unregistered`]; [`Error::RolledBack`];
+    /// [`Error::Stopped`]; [`Error::NotZero`]; what keeps token or database from working. Whatever it is, every value
+    /// that was readable still is.
+    pub fn run(&self) -> Result<Rotated, Error> {
+        self.keeper.check()?;
+        self.keeper.usable()?;
+        let lease = self.keeper.db().lease_rotation()?;
+        let done = self.run_leased(&lease);
+        self.keeper.db().end_lease(&lease);
+        done
+    }
+
+    fn run_leased(&self, lease: &RotationLease) -> Result<Rotated, Error> {
+        let keeper = self.keeper;
+        let report = keeper.keyring().report()?;
+        if let Some(unfinished) = self.unfinished(&report)? {
+            return Err(Error::Unfinished(unfinished));
+        }
+        self.refuse_unregistered(keeper.db(), true)?;
+        for rotator in keeper.rotators() {
+            keeper.counted(rotator.as_ref(), KeyId::from([0; 8]))?;
+        }
+        let current = keeper.sealing(&report)?;
+        let waiting =
+            report.keys.iter().rev().find(|key| key.fact.state == State::PreActive && key.fact.kid > current.fact.kid);
+        let new = match waiting {
+            Some(waiting) => waiting.fact.kid,
+            None => keeper.keyring().generate(self.choice.unwrap_or(Choice::Route(current.fact.route)))?.0,
+        };
+        keeper.keyring().activate(new)?;
+        self.move_all(lease)
+    }
+
+    /// Finishes what is unfinished: an earlier rotation that was cut off, or one of another database on the same keyring.
+    /// Makes no key. With nothing left it writes nothing.
+    ///
+    /// # Errors
+    /// As [`Rotation::run`].
+    pub fn resume(&self) -> Result<Rotated, Error> {
+        self.keeper.check()?;
+        self.keeper.usable()?;
+        let report = self.keeper.keyring().report()?;
+        if let Some(nothing) = self.nothing_left(&report)? {
+            return Ok(nothing);
+        }
+        let lease = self.keeper.db().lease_rotation()?;
+        let done = self.refuse_unregistered(self.keeper.db(), true).and_then(|()| self.move_all(&lease));
+        self.keeper.db().end_lease(&lease);
+        done
+    }
+
+    /// What an earlier rotation left undone, if anything.
+    fn unfinished(&self, report: &Report) -> Result<Option<String>, Error> {
+        let identity = self.keeper.db().ready()?.identity;
+        let old = self.keeper.old_keys(report)?;
+        let active = old.iter().find(|old| old.state == State::Active);
+        if let Some(active) = active {
+            return Ok(Some(format!("key {} is still active beside the one that seals", active.kid)));
+        }
+        let unproven = old.iter().find(|old| !report.proofs.contains_key(&(identity.clone(), old.kid)));
+        Ok(unproven.map(|old| format!("nothing proves yet that no value names key {}", old.kid)))
+    }
+
+    /// What a resumed rotation would say if there is nothing it could do. Only reads.
+    fn nothing_left(&self, report: &Report) -> Result<Option<Rotated>, Error> {
+        let keeper = self.keeper;
+        let target = keeper.sealing(report)?.fact.kid;
+        let from: Vec<KeyId> = keeper.old_keys(report)?.iter().map(|old| old.kid).collect();
+        let unfinished = self.unfinished(report)?.is_some();
+        let ledger = keeper.db().ledger()?;
+        let open: Vec<LedgerEntry> = ledger.iter().filter(|entry| entry.accepted.is_none()).cloned().collect();
+        if unfinished && open.is_empty() || !keeper.listeners.is_empty() && !keeper.db().outbox()?.is_empty() {
+            return Ok(None);
+        }
+        for kid in &from {
+            if !keeper.db().missing_fences(*kid, &keeper.spots())?.is_empty() {
+                return Ok(None);
+            }
+        }
+        // What is left is what could not be moved before, and cannot be now.
+        let lease = RotationLease::none();
+        let walk = self.walk(keeper.db(), target, &lease);
+        let mut left = 0;
+        for column in &keeper.register_now() {
+            let mut known = true;
+            let (waiting, keyless) = keeper.db().count_fronts(column, target)?;
+            let mut bad = 0;
+            walk.try_column(column, |key, kind| {
+                bad += 1;
+                known &= ledger.iter().any(|entry| entry.is_about(column, key) && entry.error == kind);
+            })?;
+            if !known || bad + keyless < waiting {
+                return Ok(None);
+            }
+            left += bad + u64::from(keyless > 0);
+        }
+        for rotator in keeper.rotators() {
+            if keeper.counted(rotator.as_ref(), target)? > 0 {
+                return Ok(None);
+            }
+        }
+        if left != ledger.len() as u64 || !keeper.unregistered(keeper.db())?.1.is_empty() {
+            return Ok(None);
+        }
+        let proven = !unfinished;
+        Ok(Some(Rotated { target: Some(target), from, open, proven, nothing: true, ..Rotated::default() }))
+    }
+
+    /// Moves everything to the key that seals, proves it, and announces it.
+    fn move_all(&self, lease: &RotationLease) -> Result<Rotated, Error> {
+        let keeper = self.keeper;
+        let report = keeper.keyring().report()?;
+        let target = keeper.sealing(&report)?.fact.kid;
+        let identity = keeper.db().ready()?.identity;
+        for old in keeper.old_keys(&report)?.iter().filter(|old| old.state == State::Active) {
+            keeper.keyring().deactivate(old.kid)?;
+        }
+        let report = keeper.keyring().report()?;
+        check::note(keeper.db(), &report, &keeper.db().keys_seen()?)?;
+        let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
+        let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
+        // A proof that does not hold must not let another database destroy the key meanwhile.
+        for kid in &begun.old {
+            if report.proofs.contains_key(&(identity.clone(), *kid)) && !keeper.rows_left(keeper.db(), *kid)?.is_empty()
+            {
+                keeper.keyring().withdraw_proof(&identity, *kid)?;
+                begun.anew.push(*kid);
+            }
+        }
+        keeper.db().begin_rotation(target, self.mode())?;
+        let open = match self.online {
+            true => self.move_online(lease, &mut begun)?,
+            false => self.move_atomically(lease, &mut begun)?,
+        };
+        let mut done = Rotated {
+            target: Some(target),
+            from: begun.old.clone(),
+            moved: begun.moved,
+            proven: open.is_empty(),
+            open,
+            ..Rotated::default()
+        };
+        if done.proven {
+            let now = Timestamp::now();
+            for kid in &begun.old {
+                keeper.keyring().note_proof(&identity, *kid, now, begun.anew.contains(kid))?;
+            }
+            done.unheard = keeper.announce()?;
+        }
+        Ok(done)
+    }
+
+    fn move_online(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
+        let keeper = self.keeper;
+        let db = keeper.db();
+        self.to_zero(&self.walk(db, begun.target, lease), begun)?;
+        self.raise_fences(begun)?;
+        self.to_zero(&self.walk(db, begun.target, lease), begun)?;
+        db.settle_ledger(&keeper.register_now(), begun.target)?;
+        let open = open(db)?;
+        if open.is_empty() {
+            self.prove(db, begun)?;
+        }
+        Ok(open)
+    }
+
+    fn move_atomically(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
+        let keeper = self.keeper;
+        self.raise_fences(begun)?;
+        let rows = keeper.db().exclusively(|db| -> Result<_, Error> {
+            self.to_zero(&self.walk(db, begun.target, lease), begun)?;
+            db.settle_ledger(&keeper.register_now(), begun.target)?;
+            let open = open(db)?;
+            if open.is_empty() {
+                self.prove(db, begun)?;
+            }
+            Ok(open)
+        });
+        rows.map_err(|error| match error {
+            Error::Stopped { .. } => Error::RolledBack(Box::new(Error::Stopped { moved: 0 })),
+            error => Error::RolledBack(Box::new(error)),
+        })
+    }
+
+    fn raise_fences(&self, begun: &mut Begun) -> Result<(), Error> {
+        for kid in &begun.old {
+            if self.keeper.db().raise_fence(*kid, &self.keeper.spots())? && !begun.anew.contains(kid) {
+                begun.anew.push(*kid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks until a pass finds nothing more that can be moved.
+    fn to_zero(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<(), Error> {
+        loop {
+            let mut passed = Passed::default();
+            for column in &self.keeper.register_now() {
+                let pass = walk.column(column)?;
+                begun.moved += pass.moved;
+                passed = passed.and(pass);
+                if passed.stopped || walk.control.is_stopped() {
+                    return Err(Error::Stopped { moved: begun.moved });
+                }
+            }
+            for rotator in self.keeper.rotators() {
+                let failed = |error| match error {
+                    crate::store::Error::Refused(source) => Error::Rotator(rotator.name().to_owned(), source),
+                    error => error.into(),
+                };
+                begun.moved += walk.rotator(rotator.as_ref()).map_err(failed)?;
+            }
+            if passed.moved > 0 {
+                begun.anew.clone_from(&begun.old);
+            }
+            // Nothing is moved to a key that is not the target: somebody activated another.
+            if self.keeper.sealing(&self.keeper.keyring().report()?)?.fact.kid != begun.target {
+                return Err(Error::AnotherSeals(begun.target));
+            }
+            if passed.moved == 0 && passed.changed == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Proves that no value names an old key, and notes it with the event, in the transaction it was proven in.
+    fn prove(&self, db: &Db, begun: &Begun) -> Result<(), Error> {
+        self.refuse_unregistered(db, false)?;
+        for kid in &begun.old {
+            if let Some((column, count)) = self.keeper.rows_left(db, *kid)?.into_iter().next() {
+                return Err(Error::NotZero { column, kid: *kid, count });
+            }
+        }
+        for rotator in self.keeper.rotators() {
+            let count = self.keeper.counted_in(db, rotator.as_ref(), begun.target)?;
+            if let (true, Some(kid)) = (count > 0, begun.old.first()) {
+                return Err(Error::NotZero { column: format!("rotator {}", rotator.name()), kid: *kid, count });
+            }
+        }
+        let target = begun.target.to_string();
+        let rotation = db.rotations()?.into_iter().find(|one| one.target == target);
+        let event = MasterKeyRotated {
+            event: MasterKeyRotated::NAME.to_owned(),
+            id: uuid::Uuid::new_v4().to_string(),
+            database: db.ready()?.identity,
+            environment: self.keeper.parts.config.environment.clone(),
+            keyring: self.keeper.keyring().label().to_owned(),
+            from: begun.old.iter().map(ToString::to_string).collect(),
+            to: target,
+            moved: rotation.map_or(0, |one| one.moved.unsigned_abs()),
+            mode: self.mode().to_owned(),
+            at: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        };
+        let text = serde_json::to_string(&event).map_err(|error| crate::store::Error::Refused(Box::new(error)))?;
+        db.prove_rotation(begun.target, &event.id, &text)?;
+        Ok(())
+    }
+
+    fn refuse_unregistered(&self, db: &Db, note: bool) -> Result<(), Error> {
+        let (searched, found) = self.keeper.unregistered(db)?;
+        if note {
+            db.note_discovery(searched, found.len())?;
+        }
+        if found.is_empty() { Ok(()) } else { Err(Error::Unregistered(found)) }
+    }
+
+    fn mode(&self) -> &'static str {
+        if self.online { "online" } else { "atomic" }
+    }
+
+    fn walk<'w>(&'w self, db: &'w Db, target: KeyId, lease: &'w RotationLease) -> Walk<'w> {
+        Walk {
+            db,
+            codec: self.keeper.codec(),
+            target,
+            lease,
+            batch: self.batch,
+            rate: self.rate,
+            workers: self.workers.min(self.keeper.keyring().sessions()),
+            control: &self.control,
+        }
+    }
+}
+
+/// A rotation under way.
+struct Begun {
+    target: KeyId,
+    old: Vec<KeyId>,
+    moved: u64,
+    /// Keys whose proof begins anew: their fence was down, or values were under them.
+    anew: Vec<KeyId>,
+}
+
+fn open(db: &Db) -> Result<Vec<LedgerEntry>, Error> {
+    Ok(db.ledger()?.into_iter().filter(|entry| entry.accepted.is_none()).collect())
+}
+
+impl Keeper {
+    /// Every registered column can be walked.
+    pub(super) fn usable(&self) -> Result<(), Error> {
+        for (_, facts) in self.columns() {
+            facts.usable()?;
+        }
+        Ok(())
+    }
+
+    /// The key that seals.
+    pub(super) fn sealing<'r>(&self, report: &'r Report) -> Result<&'r KeyReport, Error> {
+        report.current().ok_or_else(|| Error::NoActiveKey(self.keyring().label().to_owned()))
+    }
+
+    /// The keys that values may be under and are to leave: older than the one that seals, and not destroyed.
+    pub(super) fn old_keys<'r>(&self, report: &'r Report) -> Result<Vec<&'r KeyFact>, Error> {
+        let sealing = self.sealing(report)?.fact.kid;
+        let old = |fact: &&KeyFact| {
+            fact.kid != sealing && matches!(fact.state, State::Active | State::Deactivated | State::Retired)
+        };
+        Ok(report.keys.iter().map(|key| &key.fact).filter(old).collect())
+    }
+
+    /// The registered columns, as the schema describes them now.
+    pub(super) fn register_now(&self) -> Vec<Column> {
+        self.columns().map(|(column, _)| column.clone()).collect()
+    }
+
+    /// Where values of ours stand: the registered columns, and those of the application's rotators.
+    pub(super) fn spots(&self) -> Vec<Spot> {
+        let registered = self
+            .columns()
+            .map(|(column, _)| Spot { table: column.table().to_owned(), column: column.name().to_owned() });
+        let mut spots: Vec<Spot> =
+            registered.chain(self.rotators().iter().flat_map(|rotator| rotator.columns())).collect();
+        spots.sort();
+        spots.dedup();
+        spots
+    }
+
+    /// Where envelopes stand that nobody registered and the configuration does not ignore; and how many columns were
+    /// searched.
+    pub(super) fn unregistered(&self, db: &Db) -> Result<(usize, Vec<Found>), Error> {
+        let (searched, mut found) = db.discover()?;
+        let known = |found: &Found| {
+            self.spots().iter().any(|spot| found.is(&spot.table, &spot.column))
+                || self.parts.config.ignore.iter().any(|ignore| found.is(&ignore.table, &ignore.column))
+        };
+        found.retain(|found| !known(found));
+        Ok((searched, found))
+    }
+
+    /// Where values name `kid` that were not given up, and how many.
+    pub(super) fn rows_left(&self, db: &Db, kid: KeyId) -> Result<Vec<(String, u64)>, Error> {
+        let columns = self.register_now();
+        let mut left = Vec::new();
+        for spot in self.spots() {
+            let naming = db.count_naming(&spot, kid)?.total();
+            if naming == 0 {
+                continue;
+            }
+            let count = naming.saturating_sub(db.given_up(&columns, &spot, kid)?);
+            if count > 0 {
+                left.push((spot.to_string(), count));
+            }
+        }
+        Ok(left)
+    }
+
+    fn counted(&self, rotator: &dyn crate::rotation::Rotator, target: KeyId) -> Result<u64, Error> {
+        self.counted_in(self.db(), rotator, target)
+    }
+
+    fn counted_in(&self, db: &Db, rotator: &dyn crate::rotation::Rotator, target: KeyId) -> Result<u64, Error> {
+        let count = db.look(|connection| Ok(rotator.count(connection, target)))?;
+        count.map_err(|error| Error::Rotator(rotator.name().to_owned(), error))
+    }
+
+    /// Tells the listeners every event that they have not heard. Says which failed.
+    pub(super) fn announce(&self) -> Result<Vec<String>, Error> {
+        let mut unheard = Vec::new();
+        if self.listeners.is_empty() {
+            return Ok(unheard);
+        }
+        for (id, text) in self.db().outbox()? {
+            let event: MasterKeyRotated =
+                serde_json::from_str(&text).map_err(|error| crate::store::Error::Refused(Box::new(error)))?;
+            let failed: Vec<String> = self
+                .listeners
+                .iter()
+                .filter_map(|listener| {
+                    let heard = listener.master_key_rotated(&event);
+                    heard.err().map(|error| format!("{}: {error}", listener.name()))
+                })
+                .collect();
+            if failed.is_empty() {
+                self.db().note_delivered(&id)?;
+            }
+            unheard.extend(failed);
+        }
+        Ok(unheard)
+    }
+}

@@ -1,0 +1,195 @@
+//! The walk: page by page over every value that is not under the target, the token at work on one page while the
+//! database takes the last and gives the next.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Control, Progress, Rewrapper, Rotator};
+use crate::codec::{self, Codec};
+use crate::column::Column;
+use crate::provider::KeyId;
+use crate::spread::spread;
+use crate::store::{Db, Error, KEYLESS, Key, NewFront, RotationLease, StoredFront};
+
+/// Moves the values of one database to the key that seals.
+#[derive(Debug)]
+pub struct Walk<'a> {
+    /// Where they stand.
+    pub db: &'a Db,
+    /// What re-wraps them.
+    pub codec: &'a Codec,
+    /// The key that they are moved to: the one that seals.
+    pub target: KeyId,
+    /// The right to do it.
+    pub lease: &'a RotationLease,
+    /// How many values are read, moved and written at once.
+    pub batch: u32,
+    /// How many values a second at most.
+    pub rate: Option<u32>,
+    /// How many threads ask the token.
+    pub workers: usize,
+    /// Who watches, and can end it.
+    pub control: &'a Control,
+}
+
+/// What one pass did.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Passed {
+    /// Values moved.
+    pub moved: u64,
+    /// Values that a concurrent writer changed meanwhile: another pass looks at them.
+    pub changed: u64,
+    /// Values that could not be moved, and stand in the ledger.
+    pub bad: u64,
+    /// Whether somebody asked to stop before the end.
+    pub stopped: bool,
+}
+
+impl Passed {
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            moved: self.moved + other.moved,
+            changed: self.changed + other.changed,
+            bad: self.bad + other.bad,
+            stopped: self.stopped || other.stopped,
+        }
+    }
+}
+
+type Outcome = Result<Option<String>, Error>;
+
+impl Walk<'_> {
+    /// One pass over a column: every value that is not under the target, in the order of the keys.
+    ///
+    /// # Errors
+    /// Whatever is about more than one value: [`codec::Error::Unavailable`], [`Error::LeaseLost`], ... What was written
+    /// before stays, unless the caller's transaction is rolled back.
+    pub fn column(&self, column: &Column) -> Result<Passed, Error> {
+        let mut passed = Passed::default();
+        let (total, keyless) = self.db.count_fronts(column, self.target)?;
+        if keyless > 0 {
+            self.db.note_in_ledger(column, &Key::from(KEYLESS), None, "NoKey")?;
+            passed.bad += 1;
+        }
+        let began = Instant::now();
+        let mut done = 0;
+        let mut page = self.db.fronts(column, self.target, None, self.batch)?;
+        let mut rewrapped: Option<(Vec<StoredFront>, Vec<Outcome>)> = None;
+        while !page.is_empty() || rewrapped.is_some() {
+            if self.control.is_stopped() {
+                passed.stopped = true;
+            }
+            let after = page.last().map(|front| front.key.clone());
+            // The token works on this page while the database takes the last one and gives the next.
+            let (outcomes, next) = thread::scope(|threads| -> Result<_, Error> {
+                let token = threads.spawn(|| self.rewrap(column, &page));
+                let mut db = || -> Result<_, Error> {
+                    if let Some((fronts, outcomes)) = rewrapped.take() {
+                        done += fronts.len() as u64;
+                        passed = passed.and(self.write(column, &fronts, outcomes)?);
+                        self.control.tell(&Progress { column: column.to_string(), done, total: total.max(done) });
+                        self.slow_down(began, done);
+                    }
+                    match &after {
+                        Some(after) if !passed.stopped => self.db.fronts(column, self.target, Some(after), self.batch),
+                        _ => Ok(Vec::new()),
+                    }
+                };
+                let next = db();
+                let outcomes = token.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Ok((outcomes, next?))
+            })?;
+            if !page.is_empty() && !passed.stopped {
+                rewrapped = Some((page, outcomes));
+            }
+            page = next;
+        }
+        Ok(passed)
+    }
+
+    /// Unwraps the DEK of every value that would be moved, and writes nothing: calls `bad` for each that does not.
+    ///
+    /// # Errors
+    /// As [`Walk::column`].
+    pub fn try_column(&self, column: &Column, mut bad: impl FnMut(&Key, &'static str)) -> Result<u64, Error> {
+        let mut tried = 0;
+        let total = self.db.count_fronts(column, self.target)?.0;
+        let mut page = self.db.fronts(column, self.target, None, self.batch)?;
+        while let Some(last) = page.last().map(|front| front.key.clone()) {
+            if self.control.is_stopped() {
+                break;
+            }
+            let outcomes = spread(&page, self.workers, |front| {
+                let place = column.at(front.row.as_ref().map_err(|bad| *bad)?.as_ref())?;
+                Ok::<_, Error>(self.codec.try_front(&place, text(front)?)?)
+            });
+            for (front, outcome) in page.iter().zip(outcomes) {
+                match outcome {
+                    Ok(()) => {}
+                    Err(error) => bad(&front.key, error.value_kind().ok_or(error)?),
+                }
+            }
+            tried += page.len() as u64;
+            self.control.tell(&Progress { column: column.to_string(), done: tried, total: total.max(tried) });
+            page = self.db.fronts(column, self.target, Some(&last), self.batch)?;
+        }
+        Ok(tried)
+    }
+
+    /// Lets a rotator of the application move what it keeps.
+    ///
+    /// # Errors
+    /// Whatever it fails with, as [`Error::Refused`]; then nothing of it was kept.
+    pub fn rotator(&self, rotator: &dyn Rotator) -> Result<u64, Error> {
+        let context = Rewrapper::new(self.codec, self.target);
+        self.db.transact(|connection| rotator.rewrap(connection, &context).map_err(Error::Refused))
+    }
+
+    fn rewrap(&self, column: &Column, page: &[StoredFront]) -> Vec<Outcome> {
+        spread(page, self.workers, |front| {
+            let place = column.at(front.row.as_ref().map_err(|bad| *bad)?.as_ref())?;
+            Ok(self.codec.rewrap_front(&place, text(front)?, front.rest)?)
+        })
+    }
+
+    fn write(&self, column: &Column, fronts: &[StoredFront], outcomes: Vec<Outcome>) -> Result<Passed, Error> {
+        let mut passed = Passed::default();
+        let mut made = Vec::with_capacity(fronts.len());
+        let mut bad = Vec::new();
+        for (front, outcome) in fronts.iter().zip(outcomes) {
+            match outcome {
+                Ok(Some(new)) => made.push((front, new)),
+                // Under the key that seals by now, which is not the target: somebody activated another.
+                Ok(None) => passed.changed += 1,
+                Err(error) => bad.push((front, error.value_kind().ok_or(error)?)),
+            }
+        }
+        let new: Vec<NewFront<'_>> = made
+            .iter()
+            .filter_map(|(front, new)| Some(NewFront { key: &front.key, old: text(front).ok()?, new }))
+            .collect();
+        let replaced = self.db.replace_fronts(column, &new, self.lease, self.target)?;
+        let moved = replaced.iter().filter(|replaced| **replaced).count() as u64;
+        passed.moved += moved;
+        passed.changed += new.len() as u64 - moved;
+        for (front, kind) in bad {
+            self.db.note_in_ledger(column, &front.key, front.kid(), kind)?;
+            passed.bad += 1;
+        }
+        Ok(passed)
+    }
+
+    fn slow_down(&self, began: Instant, done: u64) {
+        let Some(rate) = self.rate else { return };
+        let due = Duration::from_secs_f64(done as f64 / f64::from(rate.max(1)));
+        while let Some(wait) = due.checked_sub(began.elapsed()).filter(|_| !self.control.is_stopped()) {
+            thread::sleep(wait.min(Duration::from_millis(200)));
+        }
+    }
+}
+
+fn text(front: &StoredFront) -> Result<&str, Error> {
+    let bytes = front.front.as_deref().ok_or(codec::Error::Malformed("no dot"))?;
+    std::str::from_utf8(bytes).map_err(|_| Error::NotText)
+}

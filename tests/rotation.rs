@@ -1,0 +1,421 @@
+//! Rotation, retirement and destruction of keys by the command line, on a real token and a real database.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+
+#[path = "support/bench.rs"]
+mod bench;
+#[path = "support/softhsm.rs"]
+mod softhsm;
+
+use std::fs;
+
+use bench::{Bench, text};
+use serde_json::Value;
+
+/// A keyring, and a shop with `rows` customers, an IBAN sealed in each.
+fn shop(rows: usize) -> Bench {
+    let bench = Bench::with("[policy]\nbackup_horizon = \"1s\"\nwrite_grace = \"1s\"");
+    bench.edit("preset = \"nr-llm\"", "preset = \"nr-llm\"\ncleartext = \"refuse\"");
+    bench.make_customers();
+    bench.ok(&["init"], b"");
+    for row in 1..=rows {
+        insert(&bench, row);
+    }
+    bench
+}
+
+fn sealed(bench: &Bench, row: usize) -> String {
+    let row_text = row.to_string();
+    let iban = format!("DE{row:020}");
+    text(&bench.ok(&["seal", "--column", "customer.iban", "--row", &row_text], iban.as_bytes()))
+}
+
+fn insert(bench: &Bench, row: usize) {
+    let iban = sealed(bench, row);
+    bench.sql(&format!("INSERT INTO customer (id, iban) VALUES ({row}, '{iban}')"));
+}
+
+/// The keys, oldest first: id and state.
+fn keys(bench: &Bench) -> Vec<(String, String)> {
+    let list = bench.json(&["key", "list"]);
+    let of = |key: &Value| (text_of(&key["kid"]), text_of(&key["state"]));
+    list["keys"].as_array().unwrap().iter().map(of).collect()
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+/// Runs what ends with `code` and prints a report.
+fn report(bench: &Bench, code: i32, arguments: &[&str]) -> Value {
+    let done = bench.run(&[&["--json"], arguments].concat(), b"");
+    assert_eq!(done.status.code(), Some(code), "{arguments:?}: {}", text(&done.stderr));
+    serde_json::from_slice(&done.stdout).unwrap()
+}
+
+/// The gates that keep `command` from running, by name.
+fn closed(bench: &Bench, command: &[&str]) -> Vec<String> {
+    let done = bench.run(&[&["--json"], command, &["--dry-run"]].concat(), b"");
+    let gates: Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+    let gates = gates.as_array().unwrap().clone();
+    let names: Vec<String> =
+        gates.iter().filter(|gate| gate["open"] == false).map(|gate| text_of(&gate["gate"])).collect();
+    assert_eq!(done.status.code(), Some(i32::from(!names.is_empty())));
+    names
+}
+
+/// Retires or destroys, which must be refused for this one gate.
+fn refused(bench: &Bench, command: &[&str], gate: &str) {
+    assert_eq!(closed(bench, command), [gate], "{command:?}");
+    let said = bench.fails(1, command, b"");
+    assert!(said.contains(&format!("{gate}: ")), "{said}");
+}
+
+/// Runs SQL as a restored dump does: with the fence down, which then stands again.
+fn past_the_fence(bench: &Bench, sql: &str) {
+    let fence = "FROM sqlite_schema WHERE type = 'trigger' AND name GLOB 'hardwrap_fence_*'";
+    let triggers = bench.sql(&format!("SELECT sql || ';' {fence}"));
+    let names = bench.sql(&format!("SELECT name {fence}"));
+    let drop: Vec<String> = names.lines().map(|name| format!("DROP TRIGGER {name};")).collect();
+    assert_eq!(drop.len(), 8, "insert and update, on four columns");
+    bench.sql(&format!("{}{sql};{triggers}", drop.concat()));
+}
+
+fn nap() {
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+}
+
+#[test]
+fn a_rotation_moves_everything_proves_it_and_says_so_once() {
+    for mode in [&["rotate"][..], &["rotate", "--online"]] {
+        let bench = shop(7);
+        let payloads = || bench.sql("SELECT id, substr(iban, instr(iban, '.')) FROM customer ORDER BY id");
+        let before = payloads();
+        let dry = report(&bench, 0, &["rotate", "--dry-run"]);
+        assert_eq!(dry["columns"][2]["data_keys_tried"], 7);
+        assert_eq!(keys(&bench).len(), 1, "a dry run makes no key");
+        let event = bench.hsm.site().dir().join("event");
+        let notify = format!("cat >> {}", event.display());
+        let done = report(&bench, 0, &[mode, &["--notify", &notify]].concat());
+        assert_eq!((&done["moved"], &done["proven"]), (&7.into(), &true.into()));
+        let states: Vec<String> = keys(&bench).into_iter().map(|(_, state)| state).collect();
+        assert_eq!(states, ["deactivated", "active"]);
+        let new = keys(&bench)[1].0.clone();
+        assert_eq!(bench.sql(&format!("SELECT count(*) FROM customer WHERE iban GLOB 'hw1:{new}:*'")).trim(), "7");
+        assert_eq!(payloads(), before, "no payload is touched");
+        bench.ok(&["verify", "--all"], b"");
+        let heard: Value = serde_json::from_str(&fs::read_to_string(&event).unwrap()).unwrap();
+        assert_eq!((&heard["event"], &heard["moved"]), (&"MasterKeyRotated".into(), &7.into()));
+        assert_eq!(heard["to"], new);
+        // Once more, nothing is written: not even to the file.
+        let file = || fs::read(bench.db()).unwrap();
+        bench.sql("PRAGMA wal_checkpoint(TRUNCATE)");
+        let (stood, listed) = (file(), bench.json(&["database", "list"]));
+        let again = report(&bench, 0, &[mode, &["--resume", "--notify", &notify]].concat());
+        assert_eq!((&again["nothing"], &again["moved"]), (&true.into(), &0.into()));
+        bench.sql("PRAGMA wal_checkpoint(TRUNCATE)");
+        assert!(file() == stood && bench.json(&["database", "list"]) == listed, "written");
+        assert_eq!(fs::read_to_string(&event).unwrap().matches("MasterKeyRotated").count(), 1);
+    }
+}
+
+#[test]
+fn f1_what_nobody_registered_is_never_left_behind() {
+    let bench = shop(2);
+    let stray = sealed(&bench, 9);
+    bench.sql(&format!("CREATE TABLE \"an archive\" (id INTEGER PRIMARY KEY, \"old iban\" BLOB); INSERT INTO \"an archive\" VALUES (1, '{stray}')"));
+    for arguments in [&["rotate"][..], &["rotate", "--online"]] {
+        let said = bench.fails(1, arguments, b"");
+        assert!(said.contains("an archive.old iban (1)") && said.contains("table = \"an archive\""), "{said}");
+    }
+    assert_eq!(keys(&bench).len(), 1, "refused before a key was made");
+    let dry = report(&bench, 1, &["rotate", "--dry-run"]);
+    assert_eq!((&dry["clear"], &dry["unregistered"][0]), (&false.into(), &"an archive.old iban (1)".into()));
+    let status = bench.json(&["status"]);
+    assert!(status["critical"].to_string().contains("an archive.old iban"), "{}", status["critical"]);
+    // Inside another text, as a history of whole rows keeps it.
+    bench.sql(&format!("DROP TABLE \"an archive\"; CREATE TABLE history (row TEXT); INSERT INTO history VALUES ('{{\"iban\":\"{stray}\"}}')"));
+    bench.fails(1, &["rotate"], b"");
+    bench.sql("DELETE FROM history; CREATE TABLE prose (body TEXT); INSERT INTO prose VALUES ('values begin with hw1: and a key')");
+    assert_eq!(report(&bench, 0, &["rotate"])["moved"], 2);
+    // Found again before the key goes.
+    let old = keys(&bench)[0].0.clone();
+    bench.sql(&format!("INSERT INTO history VALUES ('{stray}')"));
+    refused(&bench, &["key", "retire", &old], "unregistered-column");
+    bench.fails(1, &["rotate", "--resume"], b"");
+    // Registered, or ignored with a reason, it passes.
+    let config = fs::read_to_string(bench.config()).unwrap();
+    let ignore = "[[ignore]]\ntable = \"history\"\ncolumn = \"row\"\nreason = \"test\"\n";
+    fs::write(bench.config(), format!("{config}{ignore}")).unwrap();
+    assert_eq!(closed(&bench, &["key", "retire", &old]), [""; 0]);
+    // And registered, with the identifier that it was sealed for, it is moved like any other.
+    bench.sql("DELETE FROM history; CREATE TABLE attic (id INTEGER PRIMARY KEY, motto TEXT)");
+    let stray = text(&bench.ok(&["seal", "--column", "customer.motto"], b"carpe diem"));
+    bench.sql(&format!("INSERT INTO attic VALUES (1, '{stray}')"));
+    assert!(bench.fails(1, &["rotate", "--resume"], b"").contains("attic.motto (1)"));
+    let column = "table = \"attic\"\ncolumn = \"motto\"\nkey = \"id\"\nidentifier = \"shop:attic:motto\"\n";
+    fs::write(bench.config(), format!("{config}[[column]]\n{column}")).unwrap();
+    assert_eq!(closed(&bench, &["key", "retire", &old]), ["database-fence"]);
+    assert_eq!(report(&bench, 0, &["rotate", "--resume"])["proven"], true);
+    assert_eq!(closed(&bench, &["key", "retire", &old]), [""; 0]);
+}
+
+#[test]
+fn o5_a_damaged_row_is_named_and_blocks_no_other() {
+    let bench = shop(4);
+    let old = keys(&bench)[0].0.clone();
+    let damaged = sealed(&bench, 5);
+    let at = damaged.find('.').unwrap();
+    let other_row = sealed(&bench, 77);
+    bench.sql(&format!(
+        "INSERT INTO customer (id, iban) VALUES (5, '{}'), (6, 'hw1:nonsense'), (7, '{other_row}'), (8, ''), (9, NULL), \
+         (10, 'hw1:00ff000000000000:{}')",
+        &damaged[..at],
+        &damaged[21..]
+    ));
+    let whole = || bench.sql("SELECT id, iban FROM customer WHERE id >= 5 ORDER BY id");
+    let before = whole();
+    let dry = report(&bench, 1, &["rotate", "--dry-run"]);
+    assert_eq!(dry["columns"][2]["bad"].as_array().unwrap().len(), 4, "{dry}");
+    let done = report(&bench, 1, &["rotate", "--online"]);
+    assert_eq!((&done["moved"], &done["proven"]), (&4.into(), &false.into()));
+    let open: Vec<(String, String)> =
+        done["open"].as_array().unwrap().iter().map(|one| (text_of(&one["key"]), text_of(&one["error"]))).collect();
+    let named = |key: &str, error: &str| (key.to_owned(), error.to_owned());
+    assert_eq!(
+        open,
+        [named("5", "Malformed"), named("6", "Malformed"), named("7", "Rejected"), named("10", "UnknownKey")]
+    );
+    assert_eq!(whole(), before, "what cannot be moved stays as it is");
+    assert_eq!(report(&bench, 1, &["ledger", "list", "--check"]).as_array().unwrap().len(), 4);
+    // Again, nothing changes and nothing is written.
+    let again = report(&bench, 1, &["rotate", "--resume", "--online"]);
+    assert_eq!((&again["nothing"], &again["open"]), (&true.into(), &done["open"]));
+    assert!(bench.fails(2, &["rotate"], b"").contains("--resume"));
+    assert_eq!(closed(&bench, &["key", "retire", &old]), ["rows-left", "ledger", "proof"]);
+    // One is mended, one is gone, two are given up.
+    let mended = sealed(&bench, 5);
+    bench.sql(&format!("UPDATE customer SET iban = '{mended}' WHERE id = 5; DELETE FROM customer WHERE id = 6"));
+    let ids =
+        |list: &Value| -> Vec<String> { list.as_array().unwrap().iter().map(|one| one["id"].to_string()).collect() };
+    assert_eq!(report(&bench, 1, &["rotate", "--resume"])["open"].as_array().unwrap().len(), 2);
+    assert!(bench.fails(2, &["ledger", "accept", "999", "--reason", "x"], b"").contains("no entry 999"));
+    bench.fails(2, &["ledger", "accept", "1", "--reason", " "], b"");
+    for id in ids(&report(&bench, 0, &["ledger", "list"])) {
+        bench.ok(&["ledger", "accept", &id, "--reason", "test data"], b"");
+    }
+    let done = report(&bench, 0, &["rotate", "--resume"]);
+    assert_eq!(done["proven"], true, "{done}");
+    assert_eq!(closed(&bench, &["key", "retire", &old]), [""; 0]);
+    // What was given up counts only while it is the same.
+    past_the_fence(&bench, "UPDATE customer SET iban = iban || 'A' WHERE id = 7");
+    assert_eq!(closed(&bench, &["key", "retire", &old]), ["rows-left"]);
+}
+
+#[test]
+fn each_gate_alone_keeps_a_key_from_being_retired_or_destroyed() {
+    let bench = shop(3);
+    let old = keys(&bench)[0].0.clone();
+    let retire = ["key", "retire", &old];
+    let destroy = ["key", "destroy", &old, "--confirm", &old];
+    let said = bench.fails(1, &retire, b"");
+    assert!(said.contains("state: it is active") && said.contains("another-seals: no other key seals"), "{said}");
+    bench.fails(2, &["key", "retire", "0001000000000000"], b"");
+    let late = sealed(&bench, 90);
+    bench.ok(&["rotate", "--online"], b"");
+    let new = keys(&bench)[1].0.clone();
+    // A row under the old key, as a restored dump brings it: past the fence, which then is missing.
+    past_the_fence(&bench, &format!("INSERT INTO customer (id, iban) VALUES (90, '{late}')"));
+    refused(&bench, &retire, "rows-left");
+    bench.sql("DELETE FROM customer WHERE id = 90");
+    for table in ["customer", "tx_nrllm_agentrun"] {
+        let one = bench
+            .sql(&format!("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = '{table}' LIMIT 1"));
+        let sql = bench.sql(&format!("SELECT sql FROM sqlite_schema WHERE name = '{}'", one.trim()));
+        bench.sql(&format!("DROP TRIGGER {}", one.trim()));
+        refused(&bench, &retire, "database-fence");
+        bench.sql(&sql);
+    }
+    bench.sql(&format!("INSERT INTO hardwrap_ledger (tbl, col, row_key, shown, kid, error, digest, noted) VALUES ('customer', 'iban', 1, '1', '{old}', 'Rejected', '', '')"));
+    refused(&bench, &retire, "ledger");
+    bench.sql("DELETE FROM hardwrap_ledger");
+    // Another database on the same keyring.
+    let url = format!("sqlite://{}/other.db", bench.hsm.site().dir().display());
+    let other = |arguments: &[&str]| {
+        let done = bench.command(arguments).env("HARDWRAP_DATABASE_URL", &url).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    other(&["init"]);
+    refused(&bench, &retire, "other-database");
+    let made = fs::metadata(bench.hsm.site().dir().join("other.db"));
+    assert!(made.is_ok());
+    let shop = format!("{}/other.db", bench.hsm.site().dir().display());
+    std::process::Command::new("sqlite3")
+        .args([&shop, "CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)"])
+        .status()
+        .unwrap();
+    other(&["rotate", "--resume"]);
+    assert_eq!(closed(&bench, &retire), [""; 0]);
+    nap();
+    refused(&bench, &destroy, "retired");
+    bench.ok(&retire, b"");
+    assert_eq!(keys(&bench)[0].1, "retired");
+    nap();
+    // Retired, it opens nothing, and is brought back.
+    let said = bench.fails(1, &["open", "--column", "customer.iban", "--row", "90"], late.as_bytes());
+    assert!(said.contains("is retired"), "{said}");
+    refused(&bench, &destroy, "other-database-fresh");
+    bench.ok(&["key", "activate", "--unwrap", &old], b"");
+    assert_eq!(
+        bench.ok(&["open", "--column", "customer.iban", "--row", "90"], late.as_bytes()),
+        b"DE00000000000000000090"
+    );
+    bench.ok(&retire, b"");
+    nap();
+    other(&["key", "retire", &old]);
+    // The horizon: not said, not over; the operator may add to it.
+    bench.edit("backup_horizon = \"1s\"\n", "");
+    refused(&bench, &destroy, "horizon-configured");
+    bench.edit("write_grace = \"1s\"", "write_grace = \"1s\"\nbackup_horizon = \"1d\"");
+    refused(&bench, &destroy, "horizon");
+    bench.edit("backup_horizon = \"1d\"", "backup_horizon = \"1s\"");
+    refused(&bench, &[&destroy[..], &["--wait", "30d"]].concat(), "horizon");
+    refused(&bench, &["key", "destroy", &old, "--confirm", &new], "confirmed");
+    refused(&bench, &["key", "destroy", &old], "confirmed");
+    // An active key never.
+    assert!(closed(&bench, &["key", "destroy", &new, "--confirm", &new]).contains(&"state".to_owned()));
+    bench.ok(&destroy, b"");
+    assert_eq!(keys(&bench), [(old.clone(), "destroyed".to_owned()), (new, "active".to_owned())]);
+    assert_eq!(
+        bench.sql("SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND name GLOB 'hardwrap_*'").trim(),
+        "0"
+    );
+    bench.ok(&["verify", "--all"], b"");
+    let said = bench.fails(1, &["open", "--column", "customer.iban", "--row", "90"], late.as_bytes());
+    assert!(said.contains("which the keyring does not hold"), "{said}");
+    for command in [&retire[..], &destroy, &["key", "activate", "--unwrap", &old]] {
+        bench.fails(if command[1] == "activate" { 2 } else { 1 }, command, b"");
+    }
+}
+
+#[test]
+fn a_database_is_given_up_only_by_name_with_a_reason_and_from_another() {
+    let bench = shop(1);
+    let url = format!("sqlite://{}/gone.db", bench.hsm.site().dir().display());
+    assert!(bench.command(&["init"]).env("HARDWRAP_DATABASE_URL", &url).status().unwrap().success());
+    bench.ok(&["rotate"], b"");
+    let old = keys(&bench)[0].0.clone();
+    let list = bench.json(&["database", "list"]);
+    let list = list.as_array().unwrap();
+    let of = |here: bool| text_of(&list.iter().find(|one| one["here"] == here).unwrap()["identity"]);
+    let (here, gone) = (of(true), of(false));
+    refused(&bench, &["key", "retire", &old], "other-database");
+    let release = |identity: &str, confirm: &str, reason: &str| {
+        bench.run(&["database", "release", identity, "--confirm", confirm, "--reason", reason], b"")
+    };
+    for (identity, confirm, reason, code) in [
+        (&gone, &here, "gone", 2),
+        (&here, &here, "gone", 1),
+        (&gone, &gone, " ", 1),
+        (&"0".repeat(32), &"0".repeat(32), "x", 1),
+    ] {
+        let done = release(identity, confirm, reason);
+        assert_eq!(done.status.code(), Some(code), "{}", text(&done.stderr));
+    }
+    assert!(release(&gone, &gone, "dropped with staging").status.success());
+    assert_eq!(closed(&bench, &["key", "retire", &old]), [""; 0]);
+    assert!(text(&bench.ok(&["database", "list"], b"")).contains("dropped with staging"));
+    // Initialised again it counts again.
+    assert!(bench.command(&["init"]).env("HARDWRAP_DATABASE_URL", &url).status().unwrap().success());
+    refused(&bench, &["key", "retire", &old], "other-database");
+}
+
+#[test]
+fn rows_move_between_all_routes_of_the_token() {
+    let bench = shop(2);
+    for (step, mechanism) in ["aes-kw-wrap", "aes-gcm-caller-iv", "aes-kw", "aes-gcm"].into_iter().enumerate() {
+        let mode = if step % 2 == 0 { "--online" } else { "--workers=1" };
+        let done = report(&bench, 0, &["rotate", mode, "--mechanism", mechanism]);
+        assert_eq!(done["moved"], 2 + step);
+        insert(&bench, 10 + step);
+        bench.ok(&["verify", "--all"], b"");
+    }
+}
+
+#[test]
+fn a_pre_active_key_is_taken_and_none_is_made() {
+    let bench = shop(2);
+    bench.ok(&["key", "generate"], b"");
+    let waiting = keys(&bench)[1].0.clone();
+    assert_eq!(report(&bench, 0, &["rotate"])["target"], waiting);
+    assert_eq!(keys(&bench).len(), 2);
+}
+
+#[test]
+fn a_late_value_is_refused_by_the_database_and_what_stays_as_it_is_passes() {
+    let bench = shop(2);
+    let late = sealed(&bench, 3);
+    let standing = bench.sql("SELECT iban FROM customer WHERE id = 1");
+    bench.ok(&["rotate", "--online"], b"");
+    for statement in [
+        format!("INSERT INTO customer (id, iban) VALUES (3, '{late}')"),
+        format!("INSERT OR IGNORE INTO customer (id, iban) VALUES (3, '{late}')"),
+        format!("INSERT OR REPLACE INTO customer (id, iban) VALUES (1, '{late}')"),
+        format!("INSERT INTO customer (id, iban) VALUES (1, 'x') ON CONFLICT (id) DO UPDATE SET iban = '{late}'"),
+        format!("UPDATE customer SET iban = '{}' WHERE id = 1", standing.trim()),
+        format!("UPDATE OR IGNORE customer SET iban = CAST('{late}' AS BLOB) WHERE id = 2"),
+    ] {
+        let done = std::process::Command::new("sqlite3").arg(bench.db()).arg(&statement).output().unwrap();
+        assert!(text(&done.stderr).contains("hardwrap: the database is fenced against key"), "{statement}: {done:?}");
+    }
+    bench.sql("UPDATE customer SET iban = iban, motto = ''; UPDATE customer SET iban = '' WHERE id = 2");
+    bench.ok(&["verify", "--all"], b"");
+    assert_eq!(bench.sql("SELECT count(*) FROM customer").trim(), "2");
+}
+
+#[test]
+fn two_rotations_at_once_are_one() {
+    let bench = shop(400);
+    let start = || {
+        let mut command = bench.command(&["--json", "rotate", "--online", "--batch", "10"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let ended: Vec<_> =
+        [start(), start(), start()].into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let moved: Vec<bool> = ended.iter().map(|done| done.status.success()).collect();
+    assert!(moved.contains(&true), "{ended:?}");
+    for refused in ended.iter().filter(|done| !done.status.success()) {
+        let said = text(&refused.stderr);
+        assert!(said.contains("is at work on this database") || said.contains("--resume"), "{said}");
+    }
+    bench.ok(&["rotate", "--resume"], b"");
+    bench.ok(&["verify", "--all"], b"");
+    assert_eq!(keys(&bench).iter().filter(|(_, state)| state == "active").count(), 1);
+}
+
+#[test]
+fn a_listener_that_fails_is_reported_undoes_nothing_and_hears_again() {
+    let bench = shop(2);
+    let done = report(&bench, 1, &["rotate", "--notify", "exit 3"]);
+    assert_eq!((&done["proven"], &done["moved"]), (&true.into(), &2.into()));
+    assert!(done["unheard"][0].as_str().unwrap().contains("exit status: 3"), "{done}");
+    let heard = bench.hsm.site().dir().join("heard");
+    let notify = format!("cat >> {}", heard.display());
+    let again = report(&bench, 0, &["rotate", "--resume", "--notify", &notify]);
+    assert_eq!(again["moved"], 0);
+    report(&bench, 0, &["rotate", "--resume", "--notify", &notify]);
+    assert_eq!(fs::read_to_string(heard).unwrap().matches("MasterKeyRotated").count(), 1);
+}
+
+#[test]
+fn a_row_without_a_key_is_named() {
+    let bench = shop(1);
+    let iban = sealed(&bench, 1);
+    bench.sql(&format!("CREATE TABLE IF NOT EXISTS client (name TEXT PRIMARY KEY, iban TEXT); INSERT INTO client VALUES (NULL, '{iban}')"));
+    let config = fs::read_to_string(bench.config()).unwrap();
+    fs::write(bench.config(), format!("{config}[[column]]\ntable = \"client\"\ncolumn = \"iban\"\nkey = \"name\"\nidentifier = \"shop:client:iban\"\n")).unwrap();
+    let done = report(&bench, 1, &["rotate"]);
+    assert_eq!(done["open"][0]["error"], "NoKey");
+    bench.sql("DELETE FROM client");
+    assert_eq!(report(&bench, 0, &["rotate", "--resume"])["proven"], true);
+}
