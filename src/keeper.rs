@@ -22,6 +22,7 @@ mod retire;
 mod rotate;
 mod sealed;
 mod status;
+mod tokens;
 
 pub use builder::Builder;
 pub use config::{Config, ConfigError, Ignore};
@@ -37,6 +38,7 @@ pub use status::{ColumnStatus, Status};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use self::tokens::Tokens;
 use crate::codec::{self, Codec};
 use crate::column::{Column, Invalid, Misplaced, Named, NotARow, Place, Register, ToRow, Unknown};
 use crate::hsm::{self, Choice, Keyring, Made, Route, TokenUri};
@@ -55,7 +57,7 @@ pub struct Keeper {
 }
 
 struct Parts {
-    keyring: Arc<Keyring>,
+    tokens: Arc<Tokens>,
     codec: Codec,
     db: Arc<Db>,
     register: Register,
@@ -89,7 +91,7 @@ impl Keeper {
     pub fn unchecked(config: &Config) -> Result<Self, Error> {
         let db = Db::open(&config.database)?;
         db.ready()?;
-        Self::with(config, db, Arc::new(Keyring::new(config.token.clone())?))
+        Self::with(config, db, Arc::new(Tokens::new(config)?))
     }
 
     /// Begins a configuration in code, where there is no `hardwrap.toml`.
@@ -105,7 +107,8 @@ impl Keeper {
     /// [`Error::KeysMissing`] if the database holds envelopes and the keyring no key; [`Error::OtherRoute`] if a key is
     /// there that wraps by none of the routes of `choice`; whatever keeps token or database from working.
     pub fn init(config: &Config, choice: Choice) -> Result<(Self, Init), Error> {
-        let keyring = Arc::new(Keyring::new(config.token.clone())?);
+        let tokens = Arc::new(Tokens::new(config)?);
+        let keyring = tokens.first().clone();
         // Logs in, which may wait for a person: nothing is locked yet.
         let working = working_key(&keyring)?;
         if let Some((_, route)) = working {
@@ -115,15 +118,17 @@ impl Keeper {
         let tables = !db.upgrade()?.is_empty();
         let preset = config.has_preset() && db.create_agent_run_table()?;
         let identity = db.ready()?.identity;
-        let keeper = Self::with(config, db, keyring)?;
+        let keeper = Self::with(config, db, tokens)?;
         keeper.settle(config)?;
         let made = match working {
             Some((kid, route)) => Made::Nothing(kid, route),
             None => keeper.make_key(config, choice)?,
         };
         let (Made::Key(_, route) | Made::Finished(_, route) | Made::Nothing(_, route)) = made;
-        keeper.keyring().note_database(&identity)?;
-        check::note(keeper.db(), &keeper.keyring().report()?, &keeper.db().keys_seen()?)?;
+        for (_, keyring) in keeper.parts.tokens.all() {
+            keyring.note_database(&identity)?;
+        }
+        check::note(keeper.db(), &keeper.report()?, &keeper.db().keys_seen()?)?;
         // A key that a crash had left was finished all the same: values may be sealed under it.
         among(choice, route)?;
         Ok((keeper, Init { made, tables, preset, identity }))
@@ -133,7 +138,7 @@ impl Keeper {
     /// to another keyring: then what it had seen is forgotten.
     fn settle(&self, config: &Config) -> Result<(), Error> {
         self.db().exclusively(|db| {
-            match check::same_keys(&self.keyring().report()?, self.keyring().label(), &db.keys_seen()?) {
+            match check::same_keys(&self.report()?, self.keyring().label(), &db.keys_seen()?, &db.rotations()?) {
                 Err(Error::EmptyKeyring { .. } | Error::OtherKeys { .. }) if envelopes(db, config)?.is_empty() => {
                     Ok(db.forget_keys()?)
                 }
@@ -148,14 +153,14 @@ impl Keeper {
     fn make_key(&self, config: &Config, choice: Choice) -> Result<Made, Error> {
         self.db().exclusively(|db| {
             let found = envelopes(db, config)?;
-            if !found.is_empty() && self.keyring().report()?.keys.is_empty() {
+            if !found.is_empty() && self.report()?.keys.is_empty() {
                 return Err(Error::KeysMissing(found.join(", ")));
             }
             Ok(self.keyring().init(choice)?)
         })
     }
 
-    fn with(config: &Config, db: Db, keyring: Arc<Keyring>) -> Result<Self, Error> {
+    fn with(config: &Config, db: Db, tokens: Arc<Tokens>) -> Result<Self, Error> {
         let mut register = config.register.clone();
         let facts = db.describe(&mut register)?;
         for fact in &facts {
@@ -166,8 +171,8 @@ impl Keeper {
             }
         }
         let since = facts.iter().map(|_| OnceLock::new()).collect();
-        let (codec, config) = (Codec::new(keyring.clone()), config.clone());
-        let parts = Parts { codec, keyring, db: Arc::new(db), register, config, facts, since };
+        let (codec, config) = (Codec::new(tokens.provider()), config.clone());
+        let parts = Parts { codec, tokens, db: Arc::new(db), register, config, facts, since };
         Ok(Self { parts: Arc::new(parts), rotators: Vec::new(), listeners: Vec::new() })
     }
 
@@ -272,12 +277,33 @@ impl Keeper {
     /// needs a key is [`codec::Error::Unavailable`]. The module stays initialised: finalising it at exit crashes more
     /// modules than it helps.
     pub fn close(&self) {
-        self.keyring().close();
+        self.parts.tokens.all().for_each(|(_, keyring)| keyring.close());
     }
 
-    /// The keys.
+    /// The keys: of several tokens those of the first.
     pub fn keyring(&self) -> &Keyring {
-        &self.parts.keyring
+        self.parts.tokens.first()
+    }
+
+    /// The keys of every token, by its name in the configuration.
+    pub fn keyrings(&self) -> impl Iterator<Item = (&str, &Keyring)> {
+        self.parts.tokens.all().map(|(name, keyring)| (name, keyring.as_ref()))
+    }
+
+    /// The keyring whose record names this key.
+    ///
+    /// # Errors
+    /// [`hsm::Error::NoSuchKey`]; whatever keeps a token from answering.
+    pub fn holder(&self, kid: KeyId) -> Result<&Keyring, Error> {
+        self.parts.tokens.holder(kid).map(Arc::as_ref)
+    }
+
+    /// What stands on all tokens.
+    ///
+    /// # Errors
+    /// Whatever keeps them from answering; of several, one may be out of reach while another seals.
+    pub fn report(&self) -> Result<hsm::Report, Error> {
+        self.parts.tokens.report()
     }
 
     /// Seals and opens at places of one's own making.
@@ -464,6 +490,12 @@ pub enum Error {
     /// A key is there, and wraps otherwise than was asked for.
     #[error("the keyring's key wraps by {alg} ({0}); a key that wraps otherwise comes with rotation", alg = .0.alg().name())]
     OtherRoute(Route),
+    /// There is no token of this name in the configuration.
+    #[error("no [[token]] is called {0:?}: give its name as in the configuration")]
+    NoSuchToken(String),
+    /// A token of the configuration is out of reach, and a rotation needs all.
+    #[error("token {0} is out of reach, and a rotation needs every token of the configuration")]
+    TokenAway(String),
     /// Envelopes stand in columns that nobody registered: a rotation would leave them behind.
     #[error("{}", unregistered(.0))]
     Unregistered(Vec<Found>),
@@ -541,6 +573,8 @@ impl Error {
             Self::NotNoted => "NotNoted",
             Self::OtherRoute(_) => "OtherRoute",
             Self::KeysMissing(_) => "KeysMissing",
+            Self::NoSuchToken(_) => "NoSuchToken",
+            Self::TokenAway(_) => "TokenAway",
             Self::Unregistered(_) => "Unregistered",
             Self::Unfinished(_) => "Unfinished",
             Self::Stopped { .. } => "Stopped",

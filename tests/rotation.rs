@@ -419,3 +419,82 @@ fn a_row_without_a_key_is_named() {
     bench.sql("DELETE FROM client");
     assert_eq!(report(&bench, 0, &["rotate", "--resume"])["proven"], true);
 }
+
+#[test]
+fn everything_moves_to_another_token_and_the_first_may_vanish() {
+    let bench = shop(3);
+    let site = bench.hsm.site();
+    let old = keys(&bench)[0].0.clone();
+    site.add_token("hardwrap-new");
+    let one = fs::read_to_string(bench.config()).unwrap();
+    let uri = |label: &str| site.uri().replacen("token=hardwrap-test", &format!("token={label}"), 1);
+    let named = |tokens: &[(&str, &str)]| {
+        let several: Vec<String> = tokens
+            .iter()
+            .map(|(name, label)| format!("[[token]]\nname = \"{name}\"\nuri = \"{}\"\n", uri(label)))
+            .collect();
+        let single = format!("[token]\nuri = \"{}\"\n", site.uri());
+        assert!(one.contains(&single));
+        fs::write(bench.config(), one.replacen(&single, &several.concat(), 1)).unwrap();
+    };
+    named(&[("old", "hardwrap-test"), ("new", "hardwrap-new")]);
+    bench.ok(&["verify", "--all"], b"");
+    assert!(bench.fails(2, &["rotate", "--to-token", "nope"], b"").contains("no [[token]] is called \"nope\""));
+    let done = report(&bench, 0, &["rotate", "--online", "--to-token", "new"]);
+    assert_eq!((&done["moved"], &done["proven"]), (&3.into(), &true.into()));
+    let new = text_of(&done["target"]);
+    assert!(new > old);
+    let list = bench.json(&["key", "list"]);
+    assert_eq!((&list["keys"][0]["state"], &list["keys"][0]["current"]), (&"deactivated".into(), &false.into()));
+    assert_eq!(
+        (&list["further"][0]["keys"][0]["kid"], &list["further"][0]["keys"][0]["current"]),
+        (&new.clone().into(), &true.into())
+    );
+    insert(&bench, 4);
+    bench.ok(&["verify", "--all"], b"");
+    assert_eq!(report(&bench, 0, &["rotate", "--resume"])["nothing"], true);
+    assert_eq!(closed(&bench, &["key", "retire", &old]), [""; 0]);
+    // The first token out of reach: what is under the second one opens and is sealed, and no rotation begins.
+    let find = std::process::Command::new("sh")
+        .args(["-c", "grep -rl hardwrap-test .", "x"])
+        .current_dir(site.tokens())
+        .output()
+        .unwrap();
+    let file = text(&find.stdout).lines().find(|line| line.ends_with("token.object")).unwrap().to_owned();
+    let directory = site.tokens().join(file).parent().unwrap().to_owned();
+    let away = site.dir().join("away");
+    fs::rename(&directory, &away).unwrap();
+    insert(&bench, 5);
+    bench.ok(&["verify", "--all"], b"");
+    assert!(bench.fails(4, &["rotate"], b"").contains("token old is out of reach"));
+    assert_eq!(report(&bench, 0, &["database", "list"])[0]["proofs"], Value::Array(Vec::new()));
+    // Out of the configuration as well: the database knows that nothing names its key.
+    named(&[("new", "hardwrap-new")]);
+    bench.ok(&["verify", "--all"], b"");
+    insert(&bench, 6);
+    assert_eq!(report(&bench, 0, &["rotate"])["moved"], 6);
+    bench.ok(&["verify", "--all"], b"");
+    // Nor is a token missed that something still needs.
+    fs::rename(&away, &directory).unwrap();
+    let both = bench.run(&["status", "--check"], b"");
+    assert_eq!(both.status.code(), Some(0), "{}", text(&both.stdout));
+}
+
+#[test]
+fn several_tokens_are_named_and_no_variable_means_one_of_them() {
+    let bench = Bench::new();
+    let token = "[[token]]\nname = \"a\"\nuri = \"pkcs11:token=x?module-path=/x.so\"\n";
+    for (tokens, said) in [
+        ("[[token]]\nuri = \"pkcs11:token=x?module-path=/x.so\"\n".repeat(2), "each needs a name"),
+        (token.repeat(2), "have one name"),
+        (format!("{token}[[token]]\nname = \"b\"\n"), "token.uri"),
+    ] {
+        let config = fs::read_to_string(bench.config()).unwrap();
+        let (head, tail) = config.split_once("[token]").unwrap();
+        let (_, tail) = tail.split_once("[database]").unwrap();
+        fs::write(bench.config(), format!("{head}{tokens}[database]{tail}")).unwrap();
+        let error = bench.fails(2, &["status"], b"");
+        assert!(error.contains(said), "{error}");
+        fs::write(bench.config(), config).unwrap();
+    }
+}

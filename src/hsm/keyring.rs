@@ -100,6 +100,8 @@ pub struct Report {
     pub all_databases: BTreeMap<String, DatabaseFact>,
     /// What is proven, by the identity of a database and the id of a key.
     pub proofs: BTreeMap<(String, KeyId), Proof>,
+    /// Tokens, by name, that are part of this and could not be asked.
+    pub unreachable: Vec<String>,
 }
 
 impl KeyReport {
@@ -113,6 +115,25 @@ impl Report {
     /// The key that new values are sealed under.
     pub fn current(&self) -> Option<&KeyReport> {
         self.keys.iter().find(|key| key.current)
+    }
+
+    /// Takes in what stands on another token: of all active keys the one made last seals.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.keys.extend(other.keys);
+        self.keys.sort_by_key(|key| key.fact.kid);
+        let newest = self.keys.iter().filter(|key| key.current).map(|key| key.fact.kid).next_back();
+        self.keys.iter_mut().for_each(|key| key.current = Some(key.fact.kid) == newest);
+        self.strangers.extend(other.strangers);
+        self.leftovers.extend(other.leftovers);
+        for database in other.databases {
+            if !self.databases.contains(&database) {
+                self.databases.push(database);
+            }
+        }
+        for (identity, fact) in other.all_databases {
+            self.all_databases.entry(identity).or_insert(fact);
+        }
+        self.proofs.extend(other.proofs);
     }
 
     /// The key of this id.
@@ -198,6 +219,7 @@ impl Keyring {
                 databases: keys.record.users().cloned().collect(),
                 all_databases: keys.record.databases.clone(),
                 proofs: keys.record.proofs(),
+                unreachable: Vec::new(),
             })
         })
     }
@@ -218,7 +240,7 @@ impl Keyring {
             Some((kid, route)) => Made::Finished(kid, route),
             None => {
                 let keyring = &self.pool.settings().keyring;
-                let (kid, route) = self.pool.once(|lease| make_key(lease, keyring, choice, State::Active))?;
+                let (kid, route) = self.pool.once(|lease| make_key(lease, keyring, choice, State::Active, 0))?;
                 Made::Key(kid, route)
             }
         };
@@ -234,9 +256,17 @@ impl Keyring {
     /// # Errors
     /// As [`Keyring::init`].
     pub fn generate(&self, choice: Choice) -> Result<(KeyId, Route), Error> {
+        self.generate_after(choice, 0)
+    }
+
+    /// [`Keyring::generate`], of a later generation than `generation`: that of the newest key on any token.
+    ///
+    /// # Errors
+    /// As [`Keyring::init`].
+    pub fn generate_after(&self, choice: Choice, generation: u16) -> Result<(KeyId, Route), Error> {
         self.pool.refresh()?;
         let keyring = &self.pool.settings().keyring;
-        let made = self.pool.once(|lease| make_key(lease, keyring, choice, State::PreActive))?;
+        let made = self.pool.once(|lease| make_key(lease, keyring, choice, State::PreActive, generation))?;
         self.pool.refresh()?;
         Ok(made)
     }
@@ -266,12 +296,20 @@ impl Keyring {
     /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state, and where no other key could seal; whatever
     /// keeps the token from answering.
     pub fn deactivate(&self, kid: KeyId) -> Result<(), Error> {
+        self.fence(kid, false)
+    }
+
+    /// [`Keyring::deactivate`], for who knows that a key of another token seals.
+    ///
+    /// # Errors
+    /// As [`Keyring::deactivate`].
+    pub fn fence(&self, kid: KeyId, another_seals: bool) -> Result<(), Error> {
         self.change(kid, |lease, fact, found| {
             match fact.state {
                 State::Active | State::Deactivated => {}
                 _ => return Err(refused(fact, State::Deactivated, "")),
             }
-            if fact.state == State::Active && !lease.keys().another_seals(kid) {
+            if fact.state == State::Active && !another_seals && !lease.keys().another_seals(kid) {
                 return Err(refused(
                     fact,
                     State::Deactivated,
@@ -717,7 +755,7 @@ fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
 
 /// Makes a key: generated under the label of keys in the making, checked, tried, recorded, and only then relabelled.
 /// Whatever fails before it is recorded destroys it again.
-fn make_key(lease: &Lease, keyring: &str, choice: Choice, state: State) -> Result<(KeyId, Route), Error> {
+fn make_key(lease: &Lease, keyring: &str, choice: Choice, state: State, after: u16) -> Result<(KeyId, Route), Error> {
     let access = lease.access();
     if let Some(kid) = lease.keys().silent_active() {
         return Err(Error::Silent(kid));
@@ -743,7 +781,8 @@ fn make_key(lease: &Lease, keyring: &str, choice: Choice, state: State) -> Resul
         }
     }
     let route = route.ok_or_else(|| Error::NoRoute(failed.join("; ")))?;
-    let generation = lease.keys().latest_generation().checked_add(1).ok_or(Error::Answer("no generation is left"))?;
+    let latest = lease.keys().latest_generation().max(after);
+    let generation = latest.checked_add(1).ok_or(Error::Answer("no generation is left"))?;
     let mut drawn = [0; 6];
     random(&mut drawn).map_err(|_| Error::Answer(NO_RANDOM))?;
     let kid = KeyId::new(generation, drawn);

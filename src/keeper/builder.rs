@@ -33,6 +33,7 @@ use crate::store::DatabaseUrl;
 pub struct Builder {
     environment: String,
     token: Settings,
+    more_tokens: Vec<(String, Settings)>,
     database: DatabaseUrl,
     policy: Policy,
     columns: Vec<Column>,
@@ -44,6 +45,7 @@ impl Builder {
         Self {
             environment: "production".to_owned(),
             token: Settings::new(token),
+            more_tokens: Vec::new(),
             database,
             policy: Policy::default(),
             columns: Vec::new(),
@@ -56,6 +58,14 @@ impl Builder {
     #[must_use]
     pub fn columns(mut self, columns: impl IntoIterator<Item = Column>) -> Self {
         self.columns.extend(columns);
+        self
+    }
+
+    /// Names a further token: a value opens on whichever holds its key, and a rotation may move to it. The first one is
+    /// called `token`.
+    #[must_use]
+    pub fn further_token(mut self, name: impl Into<String>, token: Settings) -> Self {
+        self.more_tokens.push((name.into(), token));
         self
     }
 
@@ -116,6 +126,8 @@ impl Builder {
         let config = Config {
             environment: self.environment,
             token: self.token,
+            token_name: "token".to_owned(),
+            more_tokens: self.more_tokens,
             database: self.database,
             policy: self.policy,
             register: Register::new(self.columns)?,

@@ -3,7 +3,7 @@
 use super::{Error, Keeper};
 use crate::hsm::{self, Health, KeyReport, Report, State};
 use crate::provider::KeyId;
-use crate::store::{self, Db, KeySeen};
+use crate::store::{self, Db, KeySeen, RotationFact};
 
 impl Keeper {
     /// Checks that token, keyring and keys are the right ones: connects, logs in, unwraps every canary, and compares
@@ -18,9 +18,9 @@ impl Keeper {
     /// key has the id of the one that seals is a warning only: values still open, and sealing says it itself.
     pub fn check(&self) -> Result<(), Error> {
         let identity = self.db().ready()?.identity;
-        let report = self.keyring().report()?;
+        let report = self.report()?;
         let seen = self.db().keys_seen()?;
-        same_keys(&report, self.keyring().label(), &seen)?;
+        same_keys(&report, self.keyring().label(), &seen, &self.db().rotations()?)?;
         if report.keys.is_empty() {
             return Err(Error::NoKeys(self.keyring().label().to_owned()));
         }
@@ -43,7 +43,12 @@ impl Keeper {
 }
 
 /// Whether the record is that of the keyring which the database has seen, and no older one.
-pub(super) fn same_keys(report: &Report, keyring: &str, seen: &[KeySeen]) -> Result<(), Error> {
+pub(super) fn same_keys(
+    report: &Report,
+    keyring: &str,
+    seen: &[KeySeen],
+    rotations: &[RotationFact],
+) -> Result<(), Error> {
     let recorded = |seen: &KeySeen| report.keys.iter().find(|key| key.fact.kid.to_string() == seen.kid);
     let Some(newest) = seen.last() else { return Ok(()) };
     let place = || (keyring.to_owned(), report.token.to_string());
@@ -58,7 +63,12 @@ pub(super) fn same_keys(report: &Report, keyring: &str, seen: &[KeySeen]) -> Res
     for seen in seen {
         let now = recorded(seen).map(|key| key.fact.state);
         // A state that this version does not know is above all that it does.
-        let older = now.is_none_or(|now| State::from_name(&seen.state).is_none_or(|was| age(now) < age(was)));
+        let older = match now {
+            // Its token may be gone once it is proven that everything is under a later key.
+            None => !rotations.iter().any(|rotation| rotation.proven.is_some() && rotation.target > seen.kid),
+            Some(_) => false,
+        };
+        let older = older || now.is_some_and(|now| State::from_name(&seen.state).is_none_or(|was| age(now) < age(was)));
         if older {
             let (keyring, token) = place();
             let now = now.map_or("not recorded", State::name);

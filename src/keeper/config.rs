@@ -22,8 +22,12 @@ use crate::store::DatabaseUrl;
 pub struct Config {
     /// What the deployment is called, as `production`.
     pub environment: String,
-    /// Token and keyring.
+    /// Token and keyring: of several the first.
     pub token: Settings,
+    /// What the first token is called.
+    pub token_name: String,
+    /// Further tokens, by name.
+    pub more_tokens: Vec<(String, Settings)>,
     /// The database.
     pub database: DatabaseUrl,
     /// How long things may last.
@@ -82,15 +86,22 @@ impl Config {
 
     /// What must be true of a configuration wherever it comes from.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let keyring = &self.token.keyring;
-        if keyring.is_empty() || keyring.len() > LONGEST_KEYRING || keyring.chars().any(char::is_control) {
-            return Err(invalid("token.keyring", "want a label of 1 to 64 bytes without control characters"));
+        let keyrings = std::iter::once(&self.token).chain(self.more_tokens.iter().map(|(_, token)| token));
+        for keyring in keyrings.map(|token| &token.keyring) {
+            Self::check_keyring(keyring)?;
         }
         if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.reason.trim().is_empty()) {
             return Err(invalid("ignore", &format!("{}.{} needs a reason", ignore.table, ignore.column)));
         }
         if let Some(ignore) = self.ignore.iter().find(|ignore| ignore.is_registered(&self.register)) {
             return Err(invalid("ignore", &format!("{}.{} is a registered column", ignore.table, ignore.column)));
+        }
+        Ok(())
+    }
+
+    fn check_keyring(keyring: &str) -> Result<(), ConfigError> {
+        if keyring.is_empty() || keyring.len() > LONGEST_KEYRING || keyring.chars().any(char::is_control) {
+            return Err(invalid("token.keyring", "want a label of 1 to 64 bytes without control characters"));
         }
         Ok(())
     }
@@ -159,7 +170,7 @@ impl Default for OneOrMany {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenForm {
-    #[expect(dead_code, reason = "the name of a [[token]] is read, and counts once several are possible")]
+    /// Wanted where there are several.
     name: Option<String>,
     uri: Option<String>,
     keyring: Option<String>,
@@ -195,14 +206,13 @@ struct ColumnForm {
 
 impl FileForm {
     fn override_with(&mut self, variables: &BTreeMap<String, String>) -> Result<(), ConfigError> {
-        let pin = self.pin_variable(variables)?;
         for (name, value) in variables {
             let Some(setting) = name.strip_prefix("HARDWRAP_") else { continue };
             // Whose business these are: the caller's, the tests' and the fault module's.
             if ["CONFIG", "LONG"].contains(&setting) || setting.starts_with("TEST_") || setting.starts_with("FAULT") {
                 continue;
             }
-            if pin.as_ref() == Some(name) {
+            if self.is_pin(name, variables) {
                 continue;
             }
             let value = Some(value.clone());
@@ -227,33 +237,18 @@ impl FileForm {
         Ok(())
     }
 
-    /// The variable that holds the PIN, where the token's URI names one: it is no setting, whatever it is called.
-    fn pin_variable(&mut self, variables: &BTreeMap<String, String>) -> Result<Option<String>, ConfigError> {
-        let uri = match variables.get("HARDWRAP_TOKEN_URI") {
-            Some(uri) => Some(uri),
-            None => self.token.one()?.uri.as_ref(),
-        };
+    /// Whether a variable holds a PIN, because a token's URI names it: then it is no setting, whatever it is called.
+    fn is_pin(&mut self, name: &str, variables: &BTreeMap<String, String>) -> bool {
+        let over = variables.get("HARDWRAP_TOKEN_URI");
+        let uris = over.into_iter().chain(self.token.all().iter().filter_map(|token| token.uri.as_ref()));
         // A URI that is none is refused where it is used.
-        Ok(match uri.and_then(|uri| uri.parse::<TokenUri>().ok()?.pin_source) {
-            Some(PinSource::Env(name)) => Some(name),
-            _ => None,
-        })
+        let mut sources = uris.filter_map(|uri| uri.parse::<TokenUri>().ok()?.pin_source);
+        sources.any(|source| matches!(source, PinSource::Env(of) if of == name))
     }
 
     fn build(mut self, path: &Path) -> Result<Config, ConfigError> {
-        let token = self.token.one()?;
-        let uri: TokenUri = setting("token.uri", token.uri.take())?;
-        let mut settings = Settings::new(uri);
-        if let Some(keyring) = token.keyring.take() {
-            settings.keyring = keyring;
-        }
-        settings.module_arguments = token.module_arguments.take();
-        if let Some(sessions) = token.sessions {
-            if sessions == 0 {
-                return Err(invalid("token.sessions", "want 1 or more"));
-            }
-            settings.sessions = sessions;
-        }
+        let mut tokens = self.token.build()?;
+        let (token_name, token) = tokens.remove(0);
         let mut policy = Policy::default();
         if self.policy.backup_horizon.is_some() {
             policy.backup_horizon = Some(setting("policy.backup_horizon", self.policy.backup_horizon)?);
@@ -272,7 +267,9 @@ impl FileForm {
         }
         let config = Config {
             environment: self.environment.unwrap_or_else(|| "production".to_owned()),
-            token: settings,
+            token,
+            token_name,
+            more_tokens: tokens,
             database: setting("database.url", self.database.url)?,
             policy,
             register: Register::new(columns).map_err(|error| invalid("column", &error.to_string()))?,
@@ -285,14 +282,50 @@ impl FileForm {
 }
 
 impl OneOrMany {
+    /// The only one, which variables may override.
     fn one(&mut self) -> Result<&mut TokenForm, ConfigError> {
-        match self {
-            Self::One(token) => Ok(token),
-            Self::Many(tokens) => match tokens.as_mut_slice() {
-                [token] => Ok(token),
-                _ => Err(invalid("token", "this version of hardwrap uses one [[token]]")),
-            },
+        match self.all() {
+            [token] => Ok(token),
+            _ => Err(invalid("token", "of several [[token]], a variable HARDWRAP_TOKEN_… cannot say which it means")),
         }
+    }
+
+    fn all(&mut self) -> &mut [TokenForm] {
+        match self {
+            Self::One(token) => std::slice::from_mut(token),
+            Self::Many(tokens) => tokens,
+        }
+    }
+
+    /// Every token with its name, at least one.
+    fn build(&mut self) -> Result<Vec<(String, Settings)>, ConfigError> {
+        let forms = self.all();
+        let several = forms.len() > 1;
+        let mut built: Vec<(String, Settings)> = Vec::new();
+        for form in forms {
+            let name = match form.name.take() {
+                Some(name) if !name.trim().is_empty() => name,
+                None if !several => "token".to_owned(),
+                _ => return Err(invalid("token.name", "of several [[token]] each needs a name")),
+            };
+            if built.iter().any(|(other, _)| *other == name) {
+                return Err(invalid("token.name", "two [[token]] have one name"));
+            }
+            let uri: TokenUri = setting("token.uri", form.uri.take())?;
+            let mut settings = Settings::new(uri);
+            if let Some(keyring) = form.keyring.take() {
+                settings.keyring = keyring;
+            }
+            settings.module_arguments = form.module_arguments.take();
+            if let Some(sessions) = form.sessions {
+                if sessions == 0 {
+                    return Err(invalid("token.sessions", "want 1 or more"));
+                }
+                settings.sessions = sessions;
+            }
+            built.push((name, settings));
+        }
+        if built.is_empty() { Err(invalid("token.uri", "is missing")) } else { Ok(built) }
     }
 }
 

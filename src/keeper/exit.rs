@@ -29,7 +29,9 @@ impl Error {
             | Self::NoKeys(_)
             | Self::NotNoted
             | Self::Unfinished(_)
+            | Self::NoSuchToken(_)
             | Self::OtherRoute(_) => 2,
+            Self::TokenAway(_) => 4,
             _ => 1,
         }
     }

@@ -33,7 +33,7 @@ impl Keeper {
     /// Whatever keeps token or database from answering.
     pub fn retirement(&self, kid: KeyId) -> Result<Vec<Gate>, Error> {
         self.usable()?;
-        self.gates(&self.keyring().report()?, kid)
+        self.gates(&self.report()?, kid)
     }
 
     /// Retires a key: it does not unwrap any more, and can be brought back. Every gate is looked at afresh. A key that
@@ -43,10 +43,10 @@ impl Keeper {
     /// [`Error::Gates`]; whatever keeps token or database from working.
     pub fn retire(&self, kid: KeyId) -> Result<(), Error> {
         self.with_lease(|| {
-            let gates = self.gates(&self.keyring().report()?, kid)?;
+            let gates = self.gates(&self.report()?, kid)?;
             open_all(kid, "retired", gates)?;
-            self.keyring().note_proof(&self.db().ready()?.identity, kid, Timestamp::now(), false)?;
-            self.keyring().retire(kid)?;
+            self.holder(kid)?.note_proof(&self.db().ready()?.identity, kid, Timestamp::now(), false)?;
+            self.holder(kid)?.retire(kid)?;
             self.note_states()
         })
     }
@@ -59,7 +59,7 @@ impl Keeper {
     /// Whatever keeps token or database from answering.
     pub fn destruction(&self, kid: KeyId, confirm: &str, longer: Option<super::Duration>) -> Result<Vec<Gate>, Error> {
         self.usable()?;
-        let report = self.keyring().report()?;
+        let report = self.report()?;
         let mut gates = self.gates(&report, kid)?;
         let state = report.key(kid).map(|key| key.fact.state);
         gates.push(gate(
@@ -139,8 +139,8 @@ impl Keeper {
         self.with_lease(|| {
             open_all(kid, "destroyed", self.destruction(kid, confirm, longer)?)?;
             let identity = self.db().ready()?.identity;
-            let proof = self.keyring().note_proof(&identity, kid, Timestamp::now(), false)?;
-            self.keyring().destroy(kid)?;
+            let proof = self.holder(kid)?.note_proof(&identity, kid, Timestamp::now(), false)?;
+            self.holder(kid)?.destroy(kid)?;
             self.note_states()?;
             self.db().drop_fence(kid)?;
             Ok(Destroyed { kid, unneeded_since: proof.since })
@@ -154,7 +154,7 @@ impl Keeper {
     /// [`Error::NotReleased`] if the keyring does not know it, or it is this one; whatever keeps the token from answering.
     pub fn release_database(&self, identity: &str, reason: &str) -> Result<(), Error> {
         let refused = |why| Err(Error::NotReleased(identity.to_owned(), why));
-        if !self.keyring().report()?.databases.iter().any(|user| user == identity) {
+        if !self.report()?.databases.iter().any(|user| user == identity) {
             return refused("the keyring record does not name it: `hardwrap database list` shows those it does");
         }
         if self.db().ready()?.identity == identity {
@@ -163,7 +163,10 @@ impl Keeper {
         if reason.trim().is_empty() {
             return refused("say why: --reason");
         }
-        Ok(self.keyring().release_database(identity, reason)?)
+        for (_, keyring) in self.parts.tokens.all() {
+            keyring.release_database(identity, reason)?;
+        }
+        Ok(())
     }
 
     fn gates(&self, report: &Report, kid: KeyId) -> Result<Vec<Gate>, Error> {
@@ -190,6 +193,13 @@ impl Keeper {
                 },
             ),
         ];
+        gates.push(gate(
+            "token-away",
+            report
+                .unreachable
+                .first()
+                .map(|name| format!("token {name} is out of reach, and may know of a database that needs the key")),
+        ));
         let left = self.rows_left(db, kid)?;
         gates.push(gate(
             "rows-left",
@@ -221,7 +231,7 @@ impl Keeper {
             },
         ));
         gates.push(gate("token-fence", match key.health {
-            Health::Works if self.keyring().refuses_to_wrap(kid)? => None,
+            Health::Works if self.holder(kid)?.refuses_to_wrap(kid)? => None,
             Health::Asleep => None,
             Health::Works | Health::MayWrap => {
                 Some(format!("the token lets it wrap: run `hardwrap key deactivate {kid}`"))
@@ -272,7 +282,7 @@ impl Keeper {
     }
 
     fn note_states(&self) -> Result<(), Error> {
-        check::note(self.db(), &self.keyring().report()?, &self.db().keys_seen()?)
+        check::note(self.db(), &self.report()?, &self.db().keys_seen()?)
     }
 }
 

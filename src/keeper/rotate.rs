@@ -26,6 +26,7 @@ pub struct Rotation<'a> {
     rate: Option<u32>,
     workers: usize,
     choice: Option<Choice>,
+    to_token: Option<String>,
     control: Control,
 }
 
@@ -95,6 +96,7 @@ impl<'a> Rotation<'a> {
             rate: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             choice: None,
+            to_token: None,
             control: Control::default(),
         }
     }
@@ -134,6 +136,13 @@ impl<'a> Rotation<'a> {
         self
     }
 
+    /// On which token the new key is made, by its name in the configuration; where the key is that seals now else.
+    #[must_use]
+    pub fn to_token(mut self, name: Option<String>) -> Self {
+        self.to_token = name;
+        self
+    }
+
     /// Who watches, and can end it.
     #[must_use]
     pub fn control(mut self, control: Control) -> Self {
@@ -150,7 +159,7 @@ impl<'a> Rotation<'a> {
         let keeper = self.keeper;
         keeper.check()?;
         keeper.usable()?;
-        let report = keeper.keyring().report()?;
+        let report = keeper.report()?;
         let current = keeper.sealing(&report)?.fact.kid;
         let lease = RotationLease::none();
         // Everything is due when a new key is made; after an unfinished rotation, what is not under the one that seals.
@@ -197,7 +206,7 @@ impl<'a> Rotation<'a> {
 
     fn run_leased(&self, lease: &RotationLease) -> Result<Rotated, Error> {
         let keeper = self.keeper;
-        let report = keeper.keyring().report()?;
+        let report = keeper.report()?;
         if let Some(unfinished) = self.unfinished(&report)? {
             return Err(Error::Unfinished(unfinished));
         }
@@ -206,14 +215,40 @@ impl<'a> Rotation<'a> {
             keeper.counted(rotator.as_ref(), KeyId::from([0; 8]))?;
         }
         let current = keeper.sealing(&report)?;
-        let waiting =
-            report.keys.iter().rev().find(|key| key.fact.state == State::PreActive && key.fact.kid > current.fact.kid);
+        if let Some(away) = report.unreachable.first() {
+            return Err(Error::TokenAway(away.clone()));
+        }
+        if let Some(name) = self.to_token.as_ref().filter(|name| keeper.parts.tokens.named(name).is_none()) {
+            return Err(Error::NoSuchToken(name.clone()));
+        }
+        // One that `key generate` made is taken, but for where another token is asked for.
+        let waits = |key: &&KeyReport| key.fact.state == State::PreActive && key.fact.kid > current.fact.kid;
+        let waiting = report.keys.iter().rev().find(waits).filter(|_| self.to_token.is_none());
         let new = match waiting {
             Some(waiting) => waiting.fact.kid,
-            None => keeper.keyring().generate(self.choice.unwrap_or(Choice::Route(current.fact.route)))?.0,
+            None => self.generate(&report, current)?,
         };
-        keeper.keyring().activate(new)?;
+        keeper.holder(new)?.activate(new)?;
         self.move_all(lease)
+    }
+
+    /// Makes the key that everything moves to, on the token that was asked for.
+    fn generate(&self, report: &Report, current: &KeyReport) -> Result<KeyId, Error> {
+        let tokens = &self.keeper.parts.tokens;
+        let keyring = match &self.to_token {
+            Some(name) => tokens.named(name).ok_or_else(|| Error::NoSuchToken(name.clone()))?,
+            None => tokens.holder(current.fact.kid)?,
+        };
+        // Whoever uses the other tokens will use this one: the destruction of the new key asks them all.
+        for database in &report.databases {
+            keyring.note_database(database)?;
+        }
+        let newest = report.keys.iter().map(|key| key.fact.kid.generation()).max().unwrap_or(0);
+        let choice = self.choice.unwrap_or(match &self.to_token {
+            Some(_) => Choice::Auto,
+            None => Choice::Route(current.fact.route),
+        });
+        Ok(keyring.generate_after(choice, newest)?.0)
     }
 
     /// Finishes what is unfinished: an earlier rotation that was cut off, or one of another database on the same keyring.
@@ -224,7 +259,7 @@ impl<'a> Rotation<'a> {
     pub fn resume(&self) -> Result<Rotated, Error> {
         self.keeper.check()?;
         self.keeper.usable()?;
-        let report = self.keeper.keyring().report()?;
+        let report = self.keeper.report()?;
         if let Some(nothing) = self.nothing_left(&report)? {
             return Ok(nothing);
         }
@@ -294,13 +329,13 @@ impl<'a> Rotation<'a> {
     /// Moves everything to the key that seals, proves it, and announces it.
     fn move_all(&self, lease: &RotationLease) -> Result<Rotated, Error> {
         let keeper = self.keeper;
-        let report = keeper.keyring().report()?;
+        let report = keeper.report()?;
         let target = keeper.sealing(&report)?.fact.kid;
         let identity = keeper.db().ready()?.identity;
         for old in keeper.old_keys(&report)?.iter().filter(|old| old.state == State::Active) {
-            keeper.keyring().deactivate(old.kid)?;
+            keeper.holder(old.kid)?.fence(old.kid, true)?;
         }
-        let report = keeper.keyring().report()?;
+        let report = keeper.report()?;
         check::note(keeper.db(), &report, &keeper.db().keys_seen()?)?;
         let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
         let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
@@ -308,7 +343,7 @@ impl<'a> Rotation<'a> {
         for kid in &begun.old {
             if report.proofs.contains_key(&(identity.clone(), *kid)) && !keeper.rows_left(keeper.db(), *kid)?.is_empty()
             {
-                keeper.keyring().withdraw_proof(&identity, *kid)?;
+                keeper.holder(*kid)?.withdraw_proof(&identity, *kid)?;
                 begun.anew.push(*kid);
             }
         }
@@ -328,7 +363,7 @@ impl<'a> Rotation<'a> {
         if done.proven {
             let now = Timestamp::now();
             for kid in &begun.old {
-                keeper.keyring().note_proof(&identity, *kid, now, begun.anew.contains(kid))?;
+                keeper.holder(*kid)?.note_proof(&identity, *kid, now, begun.anew.contains(kid))?;
             }
             done.unheard = keeper.announce()?;
         }
@@ -399,7 +434,7 @@ impl<'a> Rotation<'a> {
                 begun.anew.clone_from(&begun.old);
             }
             // Nothing is moved to a key that is not the target: somebody activated another.
-            if self.keeper.sealing(&self.keeper.keyring().report()?)?.fact.kid != begun.target {
+            if self.keeper.sealing(&self.keeper.report()?)?.fact.kid != begun.target {
                 return Err(Error::AnotherSeals(begun.target));
             }
             if passed.moved == 0 && passed.changed == 0 {

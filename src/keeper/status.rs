@@ -46,7 +46,7 @@ impl Keeper {
     /// # Errors
     /// Whatever keeps token or database from answering. A column that cannot be counted is an error of its own, within.
     pub fn status(&self) -> Result<Status, Error> {
-        let token = self.keyring().report()?;
+        let token = self.report()?;
         let mut columns = Vec::new();
         for (column, facts) in self.columns() {
             let counts = match facts.usable() {

@@ -14,7 +14,9 @@ use crate::envelope;
 use crate::hsm::Report;
 use crate::keeper::{Config, Error};
 use crate::provider::Alg;
-use crate::store::{self, ColumnFact, ColumnFacts, Counts, Db, KeyFact, KeySeen, RowFact, Settings, TableFact};
+use crate::store::{
+    self, ColumnFact, ColumnFacts, Counts, Db, KeyFact, KeySeen, RotationFact, RowFact, Settings, TableFact,
+};
 
 /// The database, and the registered columns in it.
 #[derive(Debug, Serialize)]
@@ -56,6 +58,7 @@ pub(super) struct Opened {
     pub(super) identity: Option<String>,
     /// None where they could not be read.
     pub(super) seen: Option<Vec<KeySeen>>,
+    pub(super) rotations: Vec<RotationFact>,
 }
 
 /// Opens the database, and looks at its files.
@@ -115,7 +118,8 @@ pub(super) fn open(config: &Config, examination: &mut Examination) -> Option<Ope
         }
     };
     examination.ran("database", findings);
-    Some(Opened { db, identity, seen })
+    let rotations = db.rotations().unwrap_or_default();
+    Some(Opened { db, identity, seen, rotations })
 }
 
 fn readable_by_others(config: &Config) -> Vec<PathBuf> {

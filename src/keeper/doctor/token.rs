@@ -147,6 +147,7 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
     };
     examination.ran("pin", of_pin);
     token(config, &report, examination);
+    let report = with_further(config, report, examination);
     match database.is_some_and(|database| database.seen.is_none()) {
         true => examination.not_run("keyring", "what the database has seen of it could not be read"),
         false => ring(&keyring, &report, database, examination),
@@ -155,6 +156,26 @@ pub(super) fn examine(config: &Config, database: Option<&Opened>, examination: &
     let routes = routes(&keyring, &report, examination);
     let facts = facts(config, &report, routes);
     Some(Seen { report, facts })
+}
+
+/// The keys of the further tokens beside those of the first.
+fn with_further(config: &Config, first: Report, examination: &mut Examination) -> Report {
+    if config.more_tokens.is_empty() {
+        return first;
+    }
+    let mut found = Vec::new();
+    let mut merged = first;
+    for (name, settings) in &config.more_tokens {
+        match Keyring::new(settings.clone()).and_then(|keyring| keyring.report()) {
+            Ok(report) => merged.add(report),
+            Err(error) => {
+                let remedy = "see to it, or take its [[token]] out of the configuration once no value needs it";
+                found.push(Finding::new(FindingId::TokenNotFound, format!("token {name}"), chain(&error), remedy));
+            }
+        }
+    }
+    examination.findings.extend(found);
+    merged
 }
 
 /// The PIN where no login was tried: what was found about its source, and else nothing is known.
@@ -242,7 +263,8 @@ fn ring(keyring: &Keyring, report: &Report, database: Option<&Opened>, examinati
     let mut found = Vec::new();
     let subject = format!("keyring {} on {}", keyring.label(), report.token);
     let seen = database.and_then(|database| database.seen.as_deref()).unwrap_or_default();
-    match check::same_keys(report, keyring.label(), seen) {
+    let rotations = database.map(|database| database.rotations.as_slice()).unwrap_or_default();
+    match check::same_keys(report, keyring.label(), seen, rotations) {
         Ok(()) if report.keys.is_empty() => {
             found.push(Finding::new(FindingId::KeyringEmpty, &*subject, "it has no key", "run hardwrap init"));
         }

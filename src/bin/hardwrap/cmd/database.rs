@@ -60,7 +60,7 @@ impl Database {
             }
             keeper.release_database(&release.identity, &release.reason)?;
         }
-        let known = known(&keeper.keyring().report()?, &here);
+        let known = known(&keeper.report()?, &here);
         app.report(out, 0, &known, |out| known.iter().try_for_each(|one| one.write(out)))
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use clap::{Args, Subcommand};
-use hardwrap::hsm::{Choice, KeyReport, Keyring, Tidied};
+use hardwrap::hsm::{Choice, KeyReport, Keyring, Report, Tidied};
 use hardwrap::keeper::{self, Config, Keeper};
 use hardwrap::provider::KeyId;
 use hardwrap::store::Db;
@@ -62,14 +62,34 @@ impl KeyList {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let clean = self.clean;
         let config = app.config()?;
-        let keyring = Keyring::new(config.token.clone())?;
-        let cleaned = if clean { tidied(&config, &keyring)? } else { Vec::new() };
-        let report = keyring.report()?;
-        let list = List {
+        let mut lists = Vec::new();
+        for settings in std::iter::once(&config.token).chain(config.more_tokens.iter().map(|(_, settings)| settings)) {
+            let keyring = Keyring::new(settings.clone())?;
+            let cleaned = if clean { tidied(&config, &keyring)? } else { Vec::new() };
+            lists.push(List::of(&keyring.report()?, &settings.keyring, cleaned));
+        }
+        // Of several tokens each seals until something is made on a later one: only the newest key does.
+        let newest =
+            lists.iter().flat_map(|list| &list.keys).filter(|key| key.current).map(|key| key.kid.clone()).max();
+        for key in lists.iter_mut().flat_map(|list| &mut list.keys) {
+            key.current = newest.as_ref() == Some(&key.kid);
+        }
+        let mut first = lists.remove(0);
+        first.further = lists;
+        app.report(out, 0, &first, |out| {
+            first.write(out)?;
+            first.further.iter().try_for_each(|list| list.write(out))
+        })
+    }
+}
+
+impl List {
+    fn of(report: &Report, keyring: &str, cleaned: Vec<Cleaned>) -> Self {
+        Self {
             cleaned,
             token: report.token.label.clone(),
             serial: report.token.serial.clone(),
-            keyring: config.token.keyring.clone(),
+            keyring: keyring.to_owned(),
             keys: report.keys.iter().map(Listed::of).collect(),
             strangers: report.strangers.iter().map(|one| Odd { id: one.id.clone(), why: one.why.clone() }).collect(),
             leftovers: report
@@ -81,8 +101,8 @@ impl KeyList {
                 })
                 .collect(),
             databases: report.databases.clone(),
-        };
-        app.report(out, 0, &list, |out| list.write(out))
+            further: Vec::new(),
+        }
     }
 }
 
@@ -128,10 +148,10 @@ impl Activate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = right_keyring(app)?;
         if self.unwrap {
-            keeper.keyring().bring_back(self.kid)?;
+            keeper.holder(self.kid)?.bring_back(self.kid)?;
             return changed(app, &keeper, self.kid, "deactivated: it unwraps again", out);
         }
-        keeper.keyring().activate(self.kid)?;
+        keeper.holder(self.kid)?.activate(self.kid)?;
         changed(app, &keeper, self.kid, "active: new values are sealed under it", out)
     }
 }
@@ -151,7 +171,8 @@ struct Deactivate {
 impl Deactivate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = right_keyring(app)?;
-        keeper.keyring().deactivate(self.kid)?;
+        let seals = keeper.report()?.current().map(|key| key.fact.kid);
+        keeper.holder(self.kid)?.fence(self.kid, seals.is_some_and(|seals| seals != self.kid))?;
         changed(app, &keeper, self.kid, "deactivated: it only unwraps", out)
     }
 }
@@ -258,7 +279,7 @@ pub(super) fn right_keyring(app: &App) -> Result<Keeper, Failure> {
 /// Notes in the database what became of a key, and says it.
 fn changed(app: &App, keeper: &Keeper, kid: KeyId, did: &str, out: &mut dyn Write) -> Result<u8, Failure> {
     keeper.check()?;
-    let report = keeper.keyring().report()?;
+    let report = keeper.report()?;
     let key = report.keys.iter().find(|key| key.fact.kid == kid);
     let key = key.map(Listed::of).ok_or_else(|| Failure::failed(format!("key {kid} is not found again")))?;
     app.report(out, 0, &key, |out| writeln!(out, "key {kid}: {did}"))
@@ -301,6 +322,9 @@ struct List {
     strangers: Vec<Odd>,
     leftovers: Vec<Odd>,
     databases: Vec<String>,
+    /// The same of every further token.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    further: Vec<List>,
 }
 
 /// One key, as commands show it.

@@ -50,6 +50,9 @@ pub(crate) struct Rotate {
     /// How the new key is to wrap [default: as the one that seals now]; see `hardwrap init --help`
     #[arg(long, value_name = "M")]
     mechanism: Option<Choice>,
+    /// Make the new key on this [[token]] of the configuration: so a deployment moves to a new HSM
+    #[arg(long, value_name = "NAME", conflicts_with = "resume")]
+    to_token: Option<String>,
     /// Run this by the shell when it is proven, with the event as JSON on its standard input; may run more than once
     #[arg(long, value_name = "COMMAND", conflicts_with = "dry_run")]
     notify: Option<String>,
@@ -71,7 +74,13 @@ impl Rotate {
         let control = Control::new(stop).watched(move |progress| {
             shown.lock().unwrap_or_else(PoisonError::into_inner).show(progress);
         });
-        let mut rotation = keeper.rotation().online(self.online).batch(self.batch).rate(self.rate).control(control);
+        let mut rotation = keeper
+            .rotation()
+            .to_token(self.to_token.clone())
+            .online(self.online)
+            .batch(self.batch)
+            .rate(self.rate)
+            .control(control);
         if let Some(workers) = self.workers {
             rotation = rotation.workers(workers.into());
         }
