@@ -6,6 +6,8 @@
 
 #[path = "../tests/support/softhsm.rs"]
 mod softhsm;
+#[path = "../tests/support/sqlite.rs"]
+mod sqlite;
 
 use std::env;
 use std::hint::black_box;
@@ -25,6 +27,7 @@ use hardwrap::keeper::Keeper;
 use hardwrap::provider::Aad;
 use hardwrap::store::DatabaseUrl;
 use softhsm::SoftHsm;
+use sqlite::sqlite3;
 
 /// The routes that SoftHSM2 has.
 const ROUTES: [Route; 2] = [Route::GcmCallerIv, Route::KwWrap];
@@ -74,7 +77,9 @@ fn two_sessions(token: &str, budget: Duration) {
     println!("\n{:<18} {:>14} {:>14} {:>7}", "two sessions", "bare gain", "our gain", "ratio");
     let column = || Column::new("t", "c", "id", "t:c").unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let url: DatabaseUrl = format!("sqlite://{}/app.db", directory.path().display()).parse().unwrap();
+    let file = directory.path().join("app.db");
+    let url: DatabaseUrl = format!("sqlite://{}", file.display()).parse().unwrap();
+    sqlite3(&file, "CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
     let builder = |keyring: &str, sessions| {
         let builder = Keeper::builder(token.parse().unwrap(), url.clone()).columns([column()]);
         builder.keyring(format!("two {keyring}")).sessions(sessions)

@@ -5,6 +5,8 @@
 mod bench;
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -691,7 +693,7 @@ fn text_from_the_database_moves_no_cursor() {
     let bench = Bench::new();
     bench.ok(&["init"], b"");
     bench.sql("CREATE TABLE customer (id TEXT PRIMARY KEY, iban \"va\u{1b}[2Jr\u{9b}2J\", motto TEXT)");
-    bench.sql("INSERT INTO customer (id, iban) VALUES ('\u{1b}[2J\r\n\u{202e}', 'clear')");
+    bench.sql("INSERT INTO customer (id, iban) VALUES ('\u{1b}[2J' || char(13, 10) || '\u{202e}', 'clear')");
     for arguments in [&["verify", "--all"][..], &["columns"], &["status", "--sql"]] {
         let said = text(&bench.run(arguments, b"").stdout);
         let odd = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';

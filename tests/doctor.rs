@@ -5,6 +5,8 @@
 mod bench;
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -3,6 +3,8 @@
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,6 +22,7 @@ use hardwrap::hsm::Choice;
 use hardwrap::keeper::{Config, Keeper};
 use hardwrap::store::{self, AgentRuns, Lease, NewRun, Persister, RunId, SealedInPlace, Status, Taken, Waiting};
 use softhsm::{Site, SoftHsm};
+use sqlite::sqlite3;
 
 const NOW: i64 = 1_790_000_000;
 
@@ -52,17 +55,7 @@ fn lease(name: &str) -> Lease {
 
 /// Runs SQL as somebody else on the same database.
 fn sqlite(site: &Site, sql: &str) -> String {
-    let mut child = Command::new("sqlite3")
-        .arg(site.dir().join("app.db"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("sqlite3 runs: install sqlite3");
-    child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
-    let done = child.wait_with_output().unwrap();
-    assert!(done.status.success() && done.stderr.is_empty(), "{}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).unwrap()
+    sqlite3(&site.dir().join("app.db"), sql)
 }
 
 fn is_unavailable(error: &store::Error) -> bool {

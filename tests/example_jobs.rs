@@ -4,6 +4,8 @@
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::env;
 use std::fs;
@@ -15,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use softhsm::{PIN, SoftHsm};
+use sqlite::sqlite3;
 
 const PROMPT: &str = r#"{"prompt":"the launch code is 8842-swordfish"}"#;
 const ANSWER: &str = r#""the answer is 9113-halibut""#;
@@ -266,14 +269,7 @@ fn rows(hsm: &SoftHsm) -> String {
 }
 
 fn sqlite(hsm: &SoftHsm, sql: &str) -> String {
-    let done = Command::new("sqlite3")
-        .args(["-cmd", ".timeout 10000"])
-        .arg(hsm.site().dir().join("jobs.db"))
-        .arg(sql)
-        .output()
-        .expect("install sqlite3");
-    assert!(done.status.success(), "{sql}: {}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).unwrap().trim_end().to_owned()
+    sqlite3(&hsm.site().dir().join("jobs.db"), sql).trim_end().to_owned()
 }
 
 /// No file of the database holds the text; they do hold sealed values.

@@ -6,6 +6,8 @@
 mod bench;
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::sync::Arc;
 use std::thread;

@@ -3,6 +3,8 @@
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::fs;
 use std::process::Command;
@@ -14,6 +16,7 @@ use hardwrap::keeper::{Builder, Error, Keeper};
 use hardwrap::provider::ProviderError;
 use hardwrap::store;
 use softhsm::{Site, SoftHsm};
+use sqlite::sqlite3;
 
 fn iban() -> Column {
     Column::new("customer", "iban", "id", "shop:customer:iban").unwrap().bound_to("id").unwrap()
@@ -33,9 +36,7 @@ fn shop(site: &Site, name: &str) -> Builder {
 }
 
 fn sqlite(site: &Site, name: &str, sql: &str) -> String {
-    let done = Command::new("sqlite3").arg(site.dir().join(name)).arg(sql).output().expect("install sqlite3");
-    assert!(done.status.success(), "{sql}: {}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).unwrap()
+    sqlite3(&site.dir().join(name), sql)
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +15,7 @@ use hardwrap::column::Column;
 use hardwrap::hsm::{Choice, Route};
 use hardwrap::keeper::Keeper;
 use softhsm::SoftHsm;
+use sqlite::sqlite3;
 
 const THREADS: u64 = 16;
 const BATCH: usize = 50;
@@ -30,9 +33,7 @@ fn soak(route: Route) {
     SoftHsm::isolated(&format!("sixteen_threads::{}", route.name().replace('-', "_")), |site| {
         let column = || Column::new("t", "c", "id", "t:c").unwrap().bound_to("id").unwrap();
         let url = format!("sqlite://{}/app.db", site.dir().display());
-        let mut shell = std::process::Command::new("sqlite3");
-        shell.arg(site.dir().join("app.db")).arg("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
-        assert!(shell.status().expect("install sqlite3").success());
+        sqlite3(&site.dir().join("app.db"), "CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
         let builder = Keeper::builder(site.uri().parse().unwrap(), url.parse().unwrap()).columns([column()]);
         let (keeper, _) = builder.init(Choice::Route(route)).unwrap();
         let sealed = keeper.seal(column(), 0, b"x").unwrap();

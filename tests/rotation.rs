@@ -5,11 +5,14 @@
 mod bench;
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::fs;
 
 use bench::{Bench, text};
 use serde_json::Value;
+use sqlite::{sqlite3, try_sqlite3};
 
 /// A keyring, and a shop with `rows` customers, an IBAN sealed in each.
 fn shop(rows: usize) -> Bench {
@@ -249,11 +252,8 @@ fn each_gate_alone_keeps_a_key_from_being_retired_or_destroyed() {
     refused(&bench, &retire, "other-database");
     let made = fs::metadata(bench.hsm.site().dir().join("other.db"));
     assert!(made.is_ok());
-    let shop = format!("{}/other.db", bench.hsm.site().dir().display());
-    std::process::Command::new("sqlite3")
-        .args([&shop, "CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)"])
-        .status()
-        .unwrap();
+    let shop = bench.hsm.site().dir().join("other.db");
+    sqlite3(&shop, "CREATE TABLE customer (id INTEGER PRIMARY KEY, iban TEXT, motto TEXT)");
     other(&["rotate", "--resume"]);
     assert_eq!(closed(&bench, &retire), [""; 0]);
     nap();
@@ -365,7 +365,7 @@ fn a_late_value_is_refused_by_the_database_and_what_stays_as_it_is_passes() {
         format!("UPDATE customer SET iban = '{}' WHERE id = 1", standing.trim()),
         format!("UPDATE OR IGNORE customer SET iban = CAST('{late}' AS BLOB) WHERE id = 2"),
     ] {
-        let done = std::process::Command::new("sqlite3").arg(bench.db()).arg(&statement).output().unwrap();
+        let done = try_sqlite3(&bench.db(), &statement);
         assert!(text(&done.stderr).contains("hardwrap: the database is fenced against key"), "{statement}: {done:?}");
     }
     bench.sql("UPDATE customer SET iban = iban, motto = ''; UPDATE customer SET iban = '' WHERE id = 2");

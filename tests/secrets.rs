@@ -4,6 +4,8 @@
 
 #[path = "support/softhsm.rs"]
 mod softhsm;
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 use std::error::Error as StdError;
 use std::fmt::{Debug, Write as _};
@@ -11,7 +13,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::panic;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use base64::Engine;
@@ -25,6 +27,7 @@ use hardwrap::secret::Dek;
 use hardwrap::store::{AgentRuns, NewRun, Persister};
 use metrics_util::debugging::DebuggingRecorder;
 use softhsm::{PIN, Site, SoftHsm};
+use sqlite::sqlite3;
 
 /// What a value says of itself, wherever it turns up.
 const VALUE: &str = "VALUE-5e1f0b7c-TO-BE-KEPT";
@@ -349,9 +352,7 @@ fn the_commands_say_no_secret() {
     };
     let url = format!("sqlite://{}/app.db", site.dir().display());
     write(&site.uri(), &url);
-    let sqlite = |sql: &str| {
-        assert!(Command::new("sqlite3").arg(site.dir().join("app.db")).arg(sql).status().unwrap().success());
-    };
+    let sqlite = |sql: &str| sqlite3(&site.dir().join("app.db"), sql);
     sqlite("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)");
     run(&["init"], "");
     let sealed = String::from_utf8(run(&["seal", "--column", "t.c"], VALUE)).unwrap();

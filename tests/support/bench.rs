@@ -10,6 +10,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::softhsm::{self, SoftHsm};
+use crate::sqlite::sqlite3;
 
 /// A directory with a token, a configuration, and what the commands make there.
 pub(crate) struct Bench {
@@ -102,9 +103,7 @@ impl Bench {
     }
 
     pub(crate) fn sql(&self, sql: &str) -> String {
-        let done = Command::new("sqlite3").arg(self.db()).arg(sql).output().expect("sqlite3 runs: install sqlite3");
-        assert!(done.status.success(), "{sql}: {}", text(&done.stderr));
-        text(&done.stdout)
+        sqlite3(&self.db(), sql)
     }
 
     /// The shop's table, before anything is sealed for it.
