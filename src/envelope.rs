@@ -86,11 +86,15 @@ pub fn write(front: &Front, payload: &[u8]) -> String {
 
 /// The length in bytes of a sealed value of `value` bytes, wrapped by `alg` and to no further keys: exact.
 pub fn sealed_length(alg: Alg, value: usize) -> u64 {
-    let front = match alg {
+    (front_length(alg) + 1 + encoding::length(value + TAG)) as u64
+}
+
+/// The length in bytes of what stands before the first dot of a value wrapped by `alg` and to no further keys: exact.
+pub(crate) fn front_length(alg: Alg) -> usize {
+    match alg {
         Alg::A256Kw => 309,
         Alg::A256GcmKw => 305,
-    };
-    front + 1 + encoding::length(value + TAG) as u64
+    }
 }
 
 /// Why a stored text is no value of this format.

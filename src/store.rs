@@ -38,7 +38,7 @@ pub use discovery::Found;
 pub use error::{Error, fenced};
 pub use facts::{ColumnFact, ColumnFacts, KeyFact, RowFact, TableFact, declared_capacity};
 pub use fence::Spot;
-pub use fronts::{Naming, NewFront, StoredFront};
+pub use fronts::{FrontPage, Naming, NewFront, StoredFront};
 pub use in_place::SealedInPlace;
 pub use key::{Key, OddKey};
 pub use lease::RotationLease;

@@ -200,13 +200,14 @@ impl Keeper {
                 .first()
                 .map(|name| format!("token {name} is out of reach, and may know of a database that needs the key")),
         ));
-        let left = self.rows_left(db, kid)?;
+        let left = self.rows_left(db, &[kid])?;
         gates.push(gate(
             "rows-left",
             match left.is_empty() {
                 true => None,
                 false => {
-                    let said: Vec<String> = left.iter().map(|(column, count)| format!("{count} in {column}")).collect();
+                    let said: Vec<String> =
+                        left.iter().map(|left| format!("{} in {}", left.count, left.spot)).collect();
                     Some(format!("values name it, {}: {resume}", said.join(", ")))
                 }
             },

@@ -3,10 +3,12 @@
 //! The order of these steps is what keeps every value readable, whoever crashes or commits late; the model in
 //! `tests/rotation_model.rs` explores it.
 //!
-//! - *Online*: fence on the token; walk until a pass finds nothing; fence in the database; walk again; proof.
+//! - *Online*: fence on the token; walk; fence in the database; proof, and where that is not zero yet, walk again.
 //! - *Atomic*: fence on the token; fence in the database; walk and proof in one transaction.
 //!
 //! Whatever is cut off is finished by [`Rotation::resume`], from what stands on the token and in the database alone.
+
+use std::ops::ControlFlow;
 
 use jiff::Timestamp;
 
@@ -170,10 +172,16 @@ impl<'a> Rotation<'a> {
         for column in keeper.columns().map(|(column, _)| column) {
             let mut bad = Vec::new();
             let counts = keeper.db().count(column)?;
-            let tried = match unwrap {
-                true => Some(walk.try_column(column, |key, kind| bad.push((key.to_string(), kind)))?),
-                false => None,
-            };
+            let mut tried = None;
+            if unwrap {
+                let mut met = 0;
+                walk.try_column(column, |key, kind| {
+                    met += 1;
+                    bad.extend(kind.map(|kind| (key.to_string(), kind)));
+                    ControlFlow::Continue(())
+                })?;
+                tried = Some(met);
+            }
             columns.push(ColumnPlan { column: column.clone(), counts, tried, bad });
         }
         let mut rotators = Vec::new();
@@ -302,24 +310,27 @@ impl<'a> Rotation<'a> {
         let walk = self.walk(keeper.db(), target, &lease);
         let mut left = 0;
         for column in &keeper.register_now() {
-            let mut known = true;
-            let (waiting, keyless) = keeper.db().count_fronts(column, target)?;
-            let mut bad = 0;
+            let mut moves = false;
             walk.try_column(column, |key, kind| {
-                bad += 1;
-                known &= ledger.iter().any(|entry| entry.is_about(column, key) && entry.error == kind);
+                let known = |entry: &LedgerEntry| entry.is_about(column, key) && Some(entry.error.as_str()) == kind;
+                if ledger.iter().any(known) {
+                    left += 1;
+                    return ControlFlow::Continue(());
+                }
+                moves = true;
+                ControlFlow::Break(())
             })?;
-            if !known || bad + keyless < waiting {
+            if moves {
                 return Ok(None);
             }
-            left += bad + u64::from(keyless > 0);
+            left += usize::from(keeper.db().count_keyless(column, target)? > 0);
         }
         for rotator in keeper.rotators() {
             if keeper.counted(rotator.as_ref(), target)? > 0 {
                 return Ok(None);
             }
         }
-        if left != ledger.len() as u64 || !keeper.unregistered(keeper.db())?.1.is_empty() {
+        if left != ledger.len() || !keeper.unregistered(keeper.db())?.1.is_empty() {
             return Ok(None);
         }
         let proven = !unfinished;
@@ -340,11 +351,12 @@ impl<'a> Rotation<'a> {
         let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
         let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
         // A proof that does not hold must not let another database destroy the key meanwhile.
-        for kid in &begun.old {
-            if report.proofs.contains_key(&(identity.clone(), *kid)) && !keeper.rows_left(keeper.db(), *kid)?.is_empty()
-            {
-                keeper.holder(*kid)?.withdraw_proof(&identity, *kid)?;
-                begun.anew.push(*kid);
+        let proven = |kid: &KeyId| report.proofs.contains_key(&(identity.clone(), *kid));
+        let proven: Vec<KeyId> = begun.old.iter().copied().filter(proven).collect();
+        for Left { kid, .. } in keeper.rows_left(keeper.db(), &proven)? {
+            if !begun.anew.contains(&kid) {
+                keeper.holder(kid)?.withdraw_proof(&identity, kid)?;
+                begun.anew.push(kid);
             }
         }
         keeper.db().begin_rotation(target, self.mode())?;
@@ -371,30 +383,19 @@ impl<'a> Rotation<'a> {
     }
 
     fn move_online(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
-        let keeper = self.keeper;
-        let db = keeper.db();
-        self.to_zero(&self.walk(db, begun.target, lease), begun)?;
+        let db = self.keeper.db();
+        let walk = self.walk(db, begun.target, lease);
+        while self.pass(&walk, begun)?.changed > 0 {}
         self.raise_fences(begun)?;
-        self.to_zero(&self.walk(db, begun.target, lease), begun)?;
-        db.settle_ledger(&keeper.register_now(), begun.target)?;
-        let open = open(db)?;
-        if open.is_empty() {
-            self.prove(db, begun)?;
-        }
-        Ok(open)
+        self.to_proof(&walk, begun)
     }
 
     fn move_atomically(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
-        let keeper = self.keeper;
         self.raise_fences(begun)?;
-        let rows = keeper.db().exclusively(|db| -> Result<_, Error> {
-            self.to_zero(&self.walk(db, begun.target, lease), begun)?;
-            db.settle_ledger(&keeper.register_now(), begun.target)?;
-            let open = open(db)?;
-            if open.is_empty() {
-                self.prove(db, begun)?;
-            }
-            Ok(open)
+        let rows = self.keeper.db().exclusively(|db| -> Result<_, Error> {
+            let walk = self.walk(db, begun.target, lease);
+            self.pass(&walk, begun)?;
+            self.to_proof(&walk, begun)
         });
         rows.map_err(|error| match error {
             Error::Stopped { .. } => Error::RolledBack(Box::new(Error::Stopped { moved: 0 })),
@@ -411,45 +412,61 @@ impl<'a> Rotation<'a> {
         Ok(())
     }
 
-    /// Walks until a pass finds nothing more that can be moved.
-    fn to_zero(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<(), Error> {
+    /// Behind both fences: proves that nothing is left; where something is, walks again, until nothing more can be moved.
+    /// What is left then stands in the open ledger, which this gives.
+    fn to_proof(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
+        let mut idle = false;
         loop {
-            let mut passed = Passed::default();
-            for column in &self.keeper.register_now() {
-                let pass = walk.column(column)?;
-                begun.moved += pass.moved;
-                passed = passed.and(pass);
-                if passed.stopped || walk.control.is_stopped() {
-                    return Err(Error::Stopped { moved: begun.moved });
+            walk.db.settle_ledger(&self.keeper.register_now(), begun.target)?;
+            let open = open(walk.db)?;
+            if open.is_empty() {
+                match self.prove(walk.db, begun) {
+                    Err(Error::NotZero { .. }) if !idle => {}
+                    outcome => return outcome.map(|()| open),
                 }
+            } else if idle {
+                return Ok(open);
             }
-            for rotator in self.keeper.rotators() {
-                let failed = |error| match error {
-                    crate::store::Error::Refused(source) => Error::Rotator(rotator.name().to_owned(), source),
-                    error => error.into(),
-                };
-                begun.moved += walk.rotator(rotator.as_ref()).map_err(failed)?;
-            }
-            if passed.moved > 0 {
-                begun.anew.clone_from(&begun.old);
-            }
-            // Nothing is moved to a key that is not the target: somebody activated another.
-            if self.keeper.sealing(&self.keeper.report()?)?.fact.kid != begun.target {
-                return Err(Error::AnotherSeals(begun.target));
-            }
-            if passed.moved == 0 && passed.changed == 0 {
-                return Ok(());
+            let passed = self.pass(walk, begun)?;
+            idle = passed.moved == 0 && passed.changed == 0;
+        }
+    }
+
+    /// One pass over everything.
+    fn pass(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<Passed, Error> {
+        let mut passed = Passed::default();
+        for column in &self.keeper.register_now() {
+            let pass = walk.column(column)?;
+            begun.moved += pass.moved;
+            passed = passed.and(pass);
+            if passed.stopped || walk.control.is_stopped() {
+                return Err(Error::Stopped { moved: begun.moved });
             }
         }
+        for rotator in self.keeper.rotators() {
+            let failed = |error| match error {
+                crate::store::Error::Refused(source) => Error::Rotator(rotator.name().to_owned(), source),
+                error => error.into(),
+            };
+            let moved = walk.rotator(rotator.as_ref()).map_err(failed)?;
+            begun.moved += moved;
+            passed.moved += moved;
+        }
+        if passed.moved > 0 {
+            begun.anew.clone_from(&begun.old);
+        }
+        // Nothing is moved to a key that is not the target: somebody activated another.
+        if self.keeper.sealing(&self.keeper.report()?)?.fact.kid != begun.target {
+            return Err(Error::AnotherSeals(begun.target));
+        }
+        Ok(passed)
     }
 
     /// Proves that no value names an old key, and notes it with the event, in the transaction it was proven in.
     fn prove(&self, db: &Db, begun: &Begun) -> Result<(), Error> {
         self.refuse_unregistered(db, false)?;
-        for kid in &begun.old {
-            if let Some((column, count)) = self.keeper.rows_left(db, *kid)?.into_iter().next() {
-                return Err(Error::NotZero { column, kid: *kid, count });
-            }
+        if let Some(Left { spot, kid, count }) = self.keeper.rows_left(db, &begun.old)?.into_iter().next() {
+            return Err(Error::NotZero { column: spot.to_string(), kid, count });
         }
         for rotator in self.keeper.rotators() {
             let count = self.keeper.counted_in(db, rotator.as_ref(), begun.target)?;
@@ -511,6 +528,14 @@ struct Begun {
     anew: Vec<KeyId>,
 }
 
+/// Values that still name a key.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) spot: Spot,
+    pub(super) kid: KeyId,
+    pub(super) count: u64,
+}
+
 fn open(db: &Db) -> Result<Vec<LedgerEntry>, Error> {
     Ok(db.ledger()?.into_iter().filter(|entry| entry.accepted.is_none()).collect())
 }
@@ -555,30 +580,29 @@ impl Keeper {
         spots
     }
 
-    /// Where envelopes stand that nobody registered and the configuration does not ignore; and how many columns were
-    /// searched.
+    /// Where envelopes stand that nobody registered and the configuration does not ignore; and how many other columns
+    /// were searched.
     pub(super) fn unregistered(&self, db: &Db) -> Result<(usize, Vec<Found>), Error> {
-        let (searched, mut found) = db.discover()?;
-        let known = |found: &Found| {
-            self.spots().iter().any(|spot| found.is(&spot.table, &spot.column))
-                || self.parts.config.ignore.iter().any(|ignore| found.is(&ignore.table, &ignore.column))
-        };
-        found.retain(|found| !known(found));
-        Ok((searched, found))
+        let ignored = self.parts.config.ignore.iter();
+        let ignored = ignored.map(|ignore| Spot { table: ignore.table.clone(), column: ignore.column.clone() });
+        let known: Vec<Spot> = self.spots().into_iter().chain(ignored).collect();
+        Ok(db.discover(&known)?)
     }
 
-    /// Where values name `kid` that were not given up, and how many.
-    pub(super) fn rows_left(&self, db: &Db, kid: KeyId) -> Result<Vec<(String, u64)>, Error> {
+    /// Where values name one of `kids` that were not given up, and how many.
+    pub(super) fn rows_left(&self, db: &Db, kids: &[KeyId]) -> Result<Vec<Left>, Error> {
         let columns = self.register_now();
         let mut left = Vec::new();
         for spot in self.spots() {
-            let naming = db.count_naming(&spot, kid)?.total();
-            if naming == 0 {
+            if kids.is_empty() || !db.may_name(&spot, kids)? {
                 continue;
             }
-            let count = naming.saturating_sub(db.given_up(&columns, &spot, kid)?);
-            if count > 0 {
-                left.push((spot.to_string(), count));
+            for kid in kids {
+                let naming = db.count_naming(&spot, *kid)?.total();
+                let count = naming.saturating_sub(db.given_up(&columns, &spot, *kid)?);
+                if count > 0 {
+                    left.push(Left { spot: spot.clone(), kid: *kid, count });
+                }
             }
         }
         Ok(left)

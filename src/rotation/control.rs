@@ -54,8 +54,8 @@ impl fmt::Debug for Control {
 pub struct Progress {
     /// `TABLE.COLUMN`.
     pub column: String,
-    /// Values of this column met in this pass.
+    /// Rows gone over in this pass, whether their values had to be moved or not.
     pub done: u64,
-    /// Values that there were when the pass began.
+    /// Rows that there were when the pass began.
     pub total: u64,
 }

@@ -1,6 +1,7 @@
 //! The walk: page by page over every value that is not under the target, the token at work on one page while the
 //! database takes the last and gives the next.
 
+use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::codec::{self, Codec};
 use crate::column::Column;
 use crate::provider::KeyId;
 use crate::spread::spread;
-use crate::store::{Db, Error, KEYLESS, Key, NewFront, RotationLease, StoredFront};
+use crate::store::{Db, Error, FrontPage, KEYLESS, Key, NewFront, RotationLease, StoredFront};
 
 /// Moves the values of one database to the key that seals.
 #[derive(Debug)]
@@ -67,40 +68,44 @@ impl Walk<'_> {
     /// before stays, unless the caller's transaction is rolled back.
     pub fn column(&self, column: &Column) -> Result<Passed, Error> {
         let mut passed = Passed::default();
-        let (total, keyless) = self.db.count_fronts(column, self.target)?;
-        if keyless > 0 {
+        if self.db.count_keyless(column, self.target)? > 0 {
             self.db.note_in_ledger(column, &Key::from(KEYLESS), None, "NoKey")?;
             passed.bad += 1;
         }
+        let total = self.db.count_rows(column)?;
         let began = Instant::now();
+        let mut renewed = began;
         let mut done = 0;
-        let mut page = self.db.fronts(column, self.target, None, self.batch)?;
-        let mut rewrapped: Option<(Vec<StoredFront>, Vec<Outcome>)> = None;
-        while !page.is_empty() || rewrapped.is_some() {
-            if self.control.is_stopped() {
-                passed.stopped = true;
-            }
-            let after = page.last().map(|front| front.key.clone());
+        let mut page = self.page(column, None)?;
+        let mut rewrapped: Option<(FrontPage, Vec<Outcome>)> = None;
+        while page.last.is_some() || rewrapped.is_some() {
             // The token works on this page while the database takes the last one and gives the next.
             let (outcomes, next) = thread::scope(|threads| -> Result<_, Error> {
-                let token = threads.spawn(|| self.rewrap(column, &page));
+                let token = threads.spawn(|| self.rewrap(column, &page.fronts));
                 let mut db = || -> Result<_, Error> {
-                    if let Some((fronts, outcomes)) = rewrapped.take() {
-                        done += fronts.len() as u64;
-                        passed = passed.and(self.write(column, &fronts, outcomes)?);
+                    if let Some((page, outcomes)) = rewrapped.take() {
+                        done += page.rows;
+                        passed = passed.and(self.write(column, &page.fronts, outcomes)?);
+                        if !page.fronts.is_empty() {
+                            renewed = Instant::now();
+                        } else if renewed.elapsed() > SILENCE {
+                            self.db.renew_lease(self.lease)?;
+                            renewed = Instant::now();
+                        }
                         self.control.tell(&Progress { column: column.to_string(), done, total: total.max(done) });
-                        self.slow_down(began, done);
+                        self.slow_down(began, passed.moved);
                     }
-                    match &after {
-                        Some(after) if !passed.stopped => self.db.fronts(column, self.target, Some(after), self.batch),
-                        _ => Ok(Vec::new()),
+                    match &page.last {
+                        Some(last) if !self.control.is_stopped() => self.page(column, Some(last)),
+                        _ => Ok(FrontPage::default()),
                     }
                 };
                 let next = db();
                 let outcomes = token.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 Ok((outcomes, next?))
             })?;
-            if !page.is_empty() && !passed.stopped {
+            passed.stopped |= self.control.is_stopped();
+            if page.last.is_some() && !passed.stopped {
                 rewrapped = Some((page, outcomes));
             }
             page = next;
@@ -108,33 +113,41 @@ impl Walk<'_> {
         Ok(passed)
     }
 
-    /// Unwraps the DEK of every value that would be moved, and writes nothing: calls `bad` for each that does not.
+    /// Unwraps the DEK of every value that would be moved, and writes nothing: tells `each` its key and, if it does not
+    /// unwrap, why; until `each` says that it is enough.
     ///
     /// # Errors
     /// As [`Walk::column`].
-    pub fn try_column(&self, column: &Column, mut bad: impl FnMut(&Key, &'static str)) -> Result<u64, Error> {
-        let mut tried = 0;
-        let total = self.db.count_fronts(column, self.target)?.0;
-        let mut page = self.db.fronts(column, self.target, None, self.batch)?;
-        while let Some(last) = page.last().map(|front| front.key.clone()) {
-            if self.control.is_stopped() {
-                break;
-            }
-            let outcomes = spread(&page, self.workers, |front| {
+    pub fn try_column(
+        &self,
+        column: &Column,
+        mut each: impl FnMut(&Key, Option<&'static str>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let total = self.db.count_rows(column)?;
+        let mut done = 0;
+        let mut page = self.page(column, None)?;
+        while let Some(last) = page.last {
+            let outcomes = spread(&page.fronts, self.workers, |front| {
                 let place = column.at(front.row.as_ref().map_err(|bad| *bad)?.as_ref())?;
                 Ok::<_, Error>(self.codec.try_front(&place, text(front)?)?)
             });
-            for (front, outcome) in page.iter().zip(outcomes) {
-                match outcome {
-                    Ok(()) => {}
-                    Err(error) => bad(&front.key, error.value_kind().ok_or(error)?),
+            for (front, outcome) in page.fronts.iter().zip(outcomes) {
+                let bad = match outcome {
+                    Ok(()) => None,
+                    Err(error) => Some(error.value_kind().ok_or(error)?),
+                };
+                if each(&front.key, bad).is_break() {
+                    return Ok(());
                 }
             }
-            tried += page.len() as u64;
-            self.control.tell(&Progress { column: column.to_string(), done: tried, total: total.max(tried) });
-            page = self.db.fronts(column, self.target, Some(&last), self.batch)?;
+            if self.control.is_stopped() {
+                return Ok(());
+            }
+            done += page.rows;
+            self.control.tell(&Progress { column: column.to_string(), done, total: total.max(done) });
+            page = self.page(column, Some(&last))?;
         }
-        Ok(tried)
+        Ok(())
     }
 
     /// Lets a rotator of the application move what it keeps.
@@ -144,6 +157,10 @@ impl Walk<'_> {
     pub fn rotator(&self, rotator: &dyn Rotator) -> Result<u64, Error> {
         let context = Rewrapper::new(self.codec, self.target);
         self.db.transact(|connection| rotator.rewrap(connection, &context).map_err(Error::Refused))
+    }
+
+    fn page(&self, column: &Column, after: Option<&Key>) -> Result<FrontPage, Error> {
+        self.db.fronts(column, self.target, after, self.batch)
     }
 
     fn rewrap(&self, column: &Column, page: &[StoredFront]) -> Vec<Outcome> {
@@ -180,14 +197,17 @@ impl Walk<'_> {
         Ok(passed)
     }
 
-    fn slow_down(&self, began: Instant, done: u64) {
+    fn slow_down(&self, began: Instant, moved: u64) {
         let Some(rate) = self.rate else { return };
-        let due = Duration::from_secs_f64(done as f64 / f64::from(rate.max(1)));
+        let due = Duration::from_secs_f64(moved as f64 / f64::from(rate.max(1)));
         while let Some(wait) = due.checked_sub(began.elapsed()).filter(|_| !self.control.is_stopped()) {
             thread::sleep(wait.min(Duration::from_millis(200)));
         }
     }
 }
+
+/// How long a walk over rows that need nothing writes nothing, not even that the lease lasts.
+const SILENCE: Duration = Duration::from_secs(10);
 
 fn text(front: &StoredFront) -> Result<&str, Error> {
     let bytes = front.front.as_deref().ok_or(codec::Error::Malformed("no dot"))?;

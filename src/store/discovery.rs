@@ -6,8 +6,7 @@ use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
 use super::sql::{self, Query};
-use super::{Db, Error, Plain};
-use crate::envelope::Marker;
+use super::{Db, Error, Plain, Spot};
 use crate::provider::KeyId;
 
 impl Db {
@@ -18,16 +17,17 @@ impl Db {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn find_envelopes(&self) -> Result<Vec<Found>, Error> {
-        Ok(self.discover()?.1)
+        Ok(self.discover(&[])?.1)
     }
 
-    /// [`Db::find_envelopes`], and how many columns were searched.
+    /// [`Db::find_envelopes`] in every column but those of `known`, and how many were searched.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub fn discover(&self) -> Result<(usize, Vec<Found>), Error> {
+    pub fn discover(&self, known: &[Spot]) -> Result<(usize, Vec<Found>), Error> {
         self.read_with(|connection| {
-            let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
+            let mut columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
+            columns.retain(|column| !known.iter().any(|known| known.is_named(&column.table, &column.name)));
             let searched = columns.len();
             let mut found = Vec::new();
             for AnyColumn { table, name } in columns {
@@ -57,10 +57,9 @@ impl Db {
             let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
             for AnyColumn { table, name } in columns {
                 let found: Vec<Total> = Query::new(format!(
-                    "SELECT EXISTS (SELECT 1 FROM main.{} AS t WHERE CAST({} AS TEXT) GLOB '{}{kid}:*') AS total",
+                    "SELECT EXISTS (SELECT 1 FROM main.{} AS t WHERE {}) AS total",
                     sql::quote(&table),
-                    sql::of_t(&name),
-                    Marker::HW1
+                    sql::names(&sql::of_t(&name), kid)
                 ))
                 .load(connection)?;
                 if found.iter().any(|row| row.total > 0) {
@@ -84,10 +83,9 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether this is the column `column` of `table`, by SQLite's rules for names: `main.` may stand before the
-    /// table, and case does not count.
+    /// Whether this is the column `column` of `table`, by the database's rules for names.
     pub fn is(&self, table: &str, column: &str) -> bool {
-        self.table.eq_ignore_ascii_case(sql::bare(table)) && self.column.eq_ignore_ascii_case(column)
+        Spot { table: table.to_owned(), column: column.to_owned() }.is_named(&self.table, &self.column)
     }
 }
 

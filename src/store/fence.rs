@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::sql::{self, Query};
 use super::{Db, Error};
-use crate::envelope::Marker;
+use crate::column::Column;
 use crate::provider::KeyId;
 
 /// A column by its names, as the schema spells them: what is fenced, counted and searched, registered or a rotator's.
@@ -18,6 +18,19 @@ pub struct Spot {
     pub table: String,
     /// Its name.
     pub column: String,
+}
+
+impl Spot {
+    /// Whether this is where `column` stands.
+    pub fn is(&self, column: &Column) -> bool {
+        self.is_named(column.table(), column.name())
+    }
+
+    /// Whether this is the column `column` of `table`, by SQLite's rules for names: `main.` may stand before the table,
+    /// and case does not count.
+    pub(super) fn is_named(&self, table: &str, column: &str) -> bool {
+        sql::bare(&self.table).eq_ignore_ascii_case(sql::bare(table)) && self.column.eq_ignore_ascii_case(column)
+    }
 }
 
 impl std::fmt::Display for Spot {
@@ -114,7 +127,7 @@ struct Trigger {
 impl Trigger {
     fn both(kid: KeyId, spot: &Spot) -> [Self; 2] {
         let value = sql::quote(&spot.column);
-        let names = |row: &str| format!("CAST({row}.{value} AS TEXT) GLOB '{}{kid}:*'", Marker::HW1);
+        let names = |row: &str| sql::names(&format!("{row}.{value}"), kid);
         let changed = format!("CAST(OLD.{value} AS BLOB) IS NOT CAST(NEW.{value} AS BLOB)");
         let event = |letter: &str, event: &str, when: String| {
             // The name says which column, whatever that is called.

@@ -2,32 +2,25 @@
 //! read in pages by key, and replaced only where it is still, byte for byte, what was read.
 
 use diesel::prelude::*;
-use diesel::sql_types::{BigInt, Binary, Bool, Nullable};
+use diesel::sql_types::{BigInt, Binary, Nullable};
 
 use super::key::KeyParts;
 use super::sql::{self, Query};
 use super::stored::RowParts;
 use super::{BadRow, Db, Error, Key, RotationLease, Spot};
 use crate::column::{Column, Row};
-use crate::envelope::{Front, Marker};
-use crate::provider::KeyId;
+use crate::envelope::{Front, Marker, front_length};
+use crate::provider::{Alg, KeyId};
 
 impl Db {
-    /// The next `limit` values of ours behind `after`, or the first ones, that name another key than `target` or none
-    /// that can be read; in the order of the keys, whatever the state of their rows.
+    /// The rows behind `after`, or the first ones: `limit` of them, in the order of the keys, whatever their state. Of
+    /// those whose value is ours and names another key than `target`, or none that can be read, the fronts.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
-    pub fn fronts(
-        &self,
-        column: &Column,
-        target: KeyId,
-        after: Option<&Key>,
-        limit: u32,
-    ) -> Result<Vec<StoredFront>, Error> {
+    pub fn fronts(&self, column: &Column, target: KeyId, after: Option<&Key>, limit: u32) -> Result<FrontPage, Error> {
         let key = sql::exactly(column.key());
-        let value = sql::of_t(column.name());
-        let query = select_front(column).sql(&format!(" WHERE {} AND {key}", not_under(&value, target)));
+        let query = select_front(column, target).sql(&format!(" WHERE {key}"));
         let query = match after {
             Some(after) => after.bind(query.sql(" > ")),
             None => query.sql(" IS NOT NULL"),
@@ -35,23 +28,35 @@ impl Db {
         let query = query.sql(&format!(" ORDER BY {key} LIMIT ")).integer(limit.into());
         let rows: Vec<FrontParts> = self.read_with(|connection| query.load(connection))?;
         let bound = column.row().is_some();
-        Ok(rows.into_iter().map(|parts| parts.front(bound)).collect())
+        let mut page = FrontPage { rows: rows.len() as u64, last: None, fronts: Vec::new() };
+        for parts in rows {
+            let (key, front) = parts.front(bound);
+            page.fronts.extend(front);
+            page.last = Some(key);
+        }
+        Ok(page)
     }
 
-    /// How many values of ours name another key than `target`, or none that can be read, with the statement that says so;
-    /// and how many of them stand in rows without a key, which no walk reaches.
+    /// How many rows there are.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::Unavailable`].
+    pub fn count_rows(&self, column: &Column) -> Result<u64, Error> {
+        self.total(&format!("SELECT COUNT(*) AS total FROM {}", sql::from(column)))
+    }
+
+    /// How many values of ours that name another key than `target`, or none that can be read, stand in rows without a
+    /// key, which no walk reaches.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
-    pub fn count_fronts(&self, column: &Column, target: KeyId) -> Result<(u64, u64), Error> {
-        let sql = format!(
-            "SELECT COUNT(*) AS total, COUNT(*) - COUNT({}) AS keyless FROM {} WHERE {}",
-            sql::of_t(column.key()),
+    pub fn count_keyless(&self, column: &Column, target: KeyId) -> Result<u64, Error> {
+        self.total(&format!(
+            "SELECT COUNT(*) AS total FROM {} WHERE {} IS NULL AND {}",
             sql::from(column),
+            sql::of_t(column.key()),
             not_under(&sql::of_t(column.name()), target)
-        );
-        let rows: Vec<Waiting> = self.read_with(|connection| Query::new(sql).load(connection))?;
-        Ok(rows.first().map_or((0, 0), |row| (row.total.unsigned_abs(), row.keyless.unsigned_abs())))
+        ))
     }
 
     /// Replaces fronts, one statement for each row, in one transaction. A front that is not what was read any more is
@@ -67,6 +72,9 @@ impl Db {
         lease: &RotationLease,
         target: KeyId,
     ) -> Result<Vec<bool>, Error> {
+        if fronts.is_empty() {
+            return Ok(Vec::new());
+        }
         let (name, value) = (sql::quote(column.name()), sql::of_t(column.name()));
         let bytes = sql::as_bytes(&value);
         // What follows the front is carried over byte for byte, and a BLOB stays one.
@@ -79,14 +87,14 @@ impl Db {
             sql::exactly(column.key()),
         );
         let parts: Vec<&str> = update.split('?').collect();
+        let [a, b, c, d, e, f, g] = parts[..] else { return Err(Error::Unfit("a statement has lost a place")) };
         self.write(|connection| {
             let mut replaced = Vec::with_capacity(fronts.len());
             for front in fronts {
                 let old = format!("{}.", front.old);
                 let from = i64::try_from(front.old.len() + 1).unwrap_or(i64::MAX);
-                let [a, b, c, d, e, f, g] = parts[..] else { return Err(Error::Unfit("a statement has lost a place")) };
                 let query =
-                    Query::new(a).text(front.new).sql(b).integer(from).sql(c).text(front.new).sql(d).integer(from);
+                    Query::kept(a).text(front.new).sql(b).integer(from).sql(c).text(front.new).sql(d).integer(from);
                 let query = query.sql(e).integer(from).sql(f).bytes(old.as_bytes()).sql(g);
                 match front.key.bind(query).execute(connection)? {
                     0 => replaced.push(false),
@@ -106,6 +114,22 @@ impl Db {
         })
     }
 
+    /// Whether a value at `spot` may name one of `kids`: no more than one look at each. Where this says yes,
+    /// [`Db::count_naming`] says how many do.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
+    pub fn may_name(&self, spot: &Spot, kids: &[KeyId]) -> Result<bool, Error> {
+        let value = sql::of_t(&spot.column);
+        let names = kids.iter().map(|kid| format!("{} OR ", sql::names(&value, *kid))).collect::<String>();
+        let total = self.total(&format!(
+            "SELECT EXISTS (SELECT 1 FROM {} WHERE {names}({})) AS total",
+            sql::table(&spot.table),
+            may_name_more(&value)
+        ))?;
+        Ok(total > 0)
+    }
+
     /// How many values at `spot` name `kid`: as the key that wraps them, or among their further keys (`also`), whose
     /// headers are decoded one by one.
     ///
@@ -113,14 +137,12 @@ impl Db {
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn count_naming(&self, spot: &Spot, kid: KeyId) -> Result<Naming, Error> {
         let (value, table) = (sql::of_t(&spot.column), sql::table(&spot.table));
-        let sql =
-            format!("SELECT COUNT(*) AS total FROM {table} WHERE CAST({value} AS TEXT) GLOB '{}{kid}:*'", Marker::HW1);
-        let dot = format!("instr({}, x'2e')", sql::as_bytes(&value));
-        // A front of another length than those without further keys may have some.
+        let sql = format!("SELECT COUNT(*) AS total FROM {table} WHERE {}", sql::names(&value, kid));
         let longer = format!(
-            "SELECT substr({}, 1, CASE {dot} WHEN 0 THEN {LONGEST_FRONT} ELSE {dot} - 1 END) AS front FROM {table} WHERE {} AND {dot} NOT IN (306, 310)",
+            "SELECT substr({}, 1, CASE {dot} WHEN 0 THEN {LONGEST_FRONT} ELSE {dot} - 1 END) AS front FROM {table} WHERE {}",
             sql::as_bytes(&value),
-            sql::names_a_key(&value)
+            may_name_more(&value),
+            dot = dot(&value)
         );
         self.read_with(|connection| {
             let total: Vec<Total> = Query::new(sql.as_str()).load(connection)?;
@@ -133,6 +155,22 @@ impl Db {
             Ok(Naming { own, also, sql })
         })
     }
+
+    fn total(&self, sql: &str) -> Result<u64, Error> {
+        let rows: Vec<Total> = self.read_with(|connection| Query::new(sql).load(connection))?;
+        Ok(rows.first().map_or(0, |row| row.total.unsigned_abs()))
+    }
+}
+
+/// A part of the walk.
+#[derive(Clone, Debug, Default)]
+pub struct FrontPage {
+    /// How many rows it went over.
+    pub rows: u64,
+    /// The last of them; none behind the end.
+    pub last: Option<Key>,
+    /// The values among them that are to be moved.
+    pub fronts: Vec<StoredFront>,
 }
 
 /// How many values of one column name a key.
@@ -187,17 +225,28 @@ pub struct NewFront<'a> {
 
 /// The condition that a value is ours and does not name `target`.
 fn not_under(value: &str, target: KeyId) -> String {
-    let hw1 = Marker::HW1;
-    format!("CAST({value} AS TEXT) GLOB '{hw1}*' AND CAST({value} AS TEXT) NOT GLOB '{hw1}{target}:*'")
+    format!("CAST({value} AS TEXT) GLOB '{}*' AND NOT {}", Marker::HW1, sql::names(value, target))
 }
 
-fn select_front(column: &Column) -> Query<'static> {
-    let bytes = sql::as_bytes(&sql::of_t(column.name()));
-    let dot = format!("instr({bytes}, x'2e')");
+/// The condition that a value of ours may name further keys: its front has another length than those that name one.
+fn may_name_more(value: &str) -> String {
+    let [kw, gcm] = [Alg::A256Kw, Alg::A256GcmKw].map(|alg| front_length(alg) + 1);
+    format!("{} AND {} NOT IN ({kw}, {gcm})", sql::names_a_key(value), dot(value))
+}
+
+/// Where the first dot is, from 1; 0 without one.
+fn dot(value: &str) -> String {
+    format!("instr({}, x'2e')", sql::as_bytes(value))
+}
+
+/// Selects the key of each row, and the front of those whose value is ours and not under `target`.
+fn select_front(column: &Column, target: KeyId) -> Query<'static> {
+    let value = sql::of_t(column.name());
+    let (bytes, dot) = (sql::as_bytes(&value), dot(&value));
+    let due = not_under(&value, target);
     Query::new(format!(
-        "SELECT {}, {}, {dot} BETWEEN 1 AND {LONGEST_FRONT} AS whole, \
-         CASE WHEN {dot} BETWEEN 1 AND {LONGEST_FRONT} THEN substr({bytes}, 1, {dot} - 1) ELSE substr({bytes}, 1, 24) END AS front, \
-         length({bytes}) AS length FROM {}",
+        "SELECT {}, {}, CASE WHEN {due} THEN length({bytes}) END AS length, \
+         CASE WHEN {due} AND {dot} BETWEEN 1 AND {LONGEST_FRONT} THEN substr({bytes}, 1, {dot} - 1) END AS front FROM {}",
         KeyParts::select(&sql::of_t(column.key())),
         RowParts::select(&column.row().map_or_else(|| "NULL".to_owned(), sql::of_t)),
         sql::from(column)
@@ -210,32 +259,24 @@ struct FrontParts {
     key: KeyParts,
     #[diesel(embed)]
     bound_to: RowParts,
-    #[diesel(sql_type = Bool)]
-    whole: bool,
+    /// None where nothing is to be moved.
+    #[diesel(sql_type = Nullable<BigInt>)]
+    length: Option<i64>,
     #[diesel(sql_type = Nullable<Binary>)]
     front: Option<Vec<u8>>,
-    #[diesel(sql_type = BigInt)]
-    length: i64,
 }
 
 impl FrontParts {
-    fn front(self, bound: bool) -> StoredFront {
-        let rest = self.length.unsigned_abs().saturating_sub(self.front.as_ref().map_or(0, |front| front.len() as u64));
-        StoredFront {
-            key: self.key.into(),
+    fn front(self, bound: bool) -> (Key, Option<StoredFront>) {
+        let key = Key::from(self.key);
+        let front = self.length.map(|length| StoredFront {
+            key: key.clone(),
             row: if bound { self.bound_to.row().map(Some) } else { Ok(None) },
-            front: self.front.filter(|_| self.whole),
-            rest,
-        }
+            rest: length.unsigned_abs() - self.front.as_ref().map_or(0, |front| front.len() as u64),
+            front: self.front,
+        });
+        (key, front)
     }
-}
-
-#[derive(QueryableByName)]
-struct Waiting {
-    #[diesel(sql_type = BigInt)]
-    total: i64,
-    #[diesel(sql_type = BigInt)]
-    keyless: i64,
 }
 
 #[derive(QueryableByName)]

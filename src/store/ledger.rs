@@ -87,7 +87,7 @@ impl Db {
 
     fn stands(&self, column: &Column, entry: &LedgerEntry, target: KeyId) -> Result<bool, Error> {
         if entry.key == Key::from(KEYLESS) {
-            return Ok(self.count_fronts(column, target)?.1 > 0);
+            return Ok(self.count_keyless(column, target)? > 0);
         }
         let Some(stored) = self.read_key(column, &entry.key)? else { return Ok(false) };
         let Some(value) = stored.value else { return Ok(false) };
@@ -165,14 +165,6 @@ impl LedgerEntry {
 
     fn is_of(&self, column: &Column) -> bool {
         self.table.eq_ignore_ascii_case(column.table()) && self.column.eq_ignore_ascii_case(column.name())
-    }
-}
-
-impl Spot {
-    /// Whether this is where `column` stands.
-    pub fn is(&self, column: &Column) -> bool {
-        sql::bare(&self.table).eq_ignore_ascii_case(sql::bare(column.table()))
-            && self.column.eq_ignore_ascii_case(column.name())
     }
 }
 

@@ -2,18 +2,22 @@
 
 use diesel::deserialize::FromSqlRow;
 use diesel::prelude::*;
-use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
+use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text, Untyped};
 use diesel::sqlite::Sqlite;
 
 use super::Error;
 use crate::column::Column;
 use crate::envelope::Marker;
+use crate::provider::KeyId;
 
 /// A statement and what is bound to its places, put together from left to right.
 pub(super) struct Query<'a> {
     text: String,
-    binds: Vec<Bind<'a>>,
+    /// Each with the place in the text that it stands at.
+    binds: Vec<(usize, Bind<'a>)>,
+    /// Whether the connection keeps the prepared statement.
+    kept: bool,
 }
 
 enum Bind<'a> {
@@ -26,7 +30,13 @@ enum Bind<'a> {
 
 impl<'a> Query<'a> {
     pub(super) fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), binds: Vec::new() }
+        Self { text: text.into(), binds: Vec::new(), kept: false }
+    }
+
+    /// For a statement that runs again and again, and whose text depends on nothing but the schema: the connection
+    /// prepares it once and forgets it never.
+    pub(super) fn kept(text: impl Into<String>) -> Self {
+        Self { kept: true, ..Self::new(text) }
     }
 
     pub(super) fn sql(mut self, text: &str) -> Self {
@@ -56,46 +66,66 @@ impl<'a> Query<'a> {
 
     /// Binds the bytes of a text that is not UTF-8. SQLite then compares it with a column as it would any text.
     pub(super) fn raw_text(self, value: &'a [u8]) -> Self {
-        let mut query = self.sql("CAST(").bytes(value);
-        query.text.push_str(" AS TEXT)");
-        query
+        self.sql("CAST(").bytes(value).sql(" AS TEXT)")
     }
 
     /// Appends another statement's text and binds.
     pub(super) fn append(mut self, other: Query<'a>) -> Self {
+        let at = self.text.len();
         self.text.push_str(&other.text);
-        self.binds.extend(other.binds);
+        self.binds.extend(other.binds.into_iter().map(|(place, bind)| (at + place, bind)));
         self
     }
 
     pub(super) fn execute(self, connection: &mut SqliteConnection) -> Result<usize, Error> {
-        Ok(self.bound().execute(connection)?)
+        Ok(RunQueryDsl::execute(self, connection)?)
     }
 
     pub(super) fn load<T>(self, connection: &mut SqliteConnection) -> Result<Vec<T>, Error>
     where
         T: FromSqlRow<Untyped, Sqlite> + 'static,
     {
-        Ok(self.bound().load(connection)?)
+        Ok(RunQueryDsl::load(self, connection)?)
     }
 
     fn bind(mut self, bind: Bind<'a>) -> Self {
-        self.text.push('?');
-        self.binds.push(bind);
+        self.binds.push((self.text.len(), bind));
         self
     }
+}
 
-    fn bound(self) -> BoxedSqlQuery<'a, Sqlite, SqlQuery> {
-        let query = diesel::sql_query(self.text).into_boxed::<Sqlite>();
-        self.binds.into_iter().fold(query, |query, bind| match bind {
-            Bind::Integer(value) => query.bind::<BigInt, _>(value),
-            Bind::Real(value) => query.bind::<Double, _>(value),
-            Bind::Text(value) => query.bind::<Text, _>(value),
-            Bind::Bytes(value) => query.bind::<Binary, _>(value),
-            Bind::Null => query.bind::<Nullable<Binary>, _>(None::<&[u8]>),
-        })
+impl QueryFragment<Sqlite> for Query<'_> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Sqlite>) -> QueryResult<()> {
+        if !self.kept {
+            out.unsafe_to_cache_prepared();
+        }
+        let mut from = 0;
+        for (place, bind) in &self.binds {
+            out.push_sql(&self.text[from..*place]);
+            from = *place;
+            match bind {
+                Bind::Integer(value) => out.push_bind_param::<BigInt, _>(value)?,
+                Bind::Real(value) => out.push_bind_param::<Double, _>(value)?,
+                Bind::Text(value) => out.push_bind_param::<Text, str>(value)?,
+                Bind::Bytes(value) => out.push_bind_param::<Binary, [u8]>(value)?,
+                Bind::Null => out.push_bind_param::<Nullable<Binary>, Option<&[u8]>>(&None)?,
+            }
+        }
+        out.push_sql(&self.text[from..]);
+        Ok(())
     }
 }
+
+impl QueryId for Query<'_> {
+    type QueryId = ();
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl diesel::query_builder::Query for Query<'_> {
+    type SqlType = Untyped;
+}
+
+impl RunQueryDsl<SqliteConnection> for Query<'_> {}
 
 /// An identifier, quoted: the only place where names become SQL.
 pub(super) fn quote(name: &str) -> String {
@@ -145,6 +175,11 @@ pub(super) fn as_bytes(expression: &str) -> String {
 /// The condition that a stored text is one of ours with a well-formed key id.
 pub(super) fn names_a_key(expression: &str) -> String {
     format!("CAST({expression} AS TEXT) GLOB '{}{}:*'", Marker::HW1, "[0-9a-f]".repeat(16))
+}
+
+/// The condition that a stored text is one of ours under `kid`.
+pub(super) fn names(expression: &str, kid: KeyId) -> String {
+    format!("CAST({expression} AS TEXT) GLOB '{}{kid}:*'", Marker::HW1)
 }
 
 /// The condition that a text is an envelope, ours or the ancestor's, or holds one of ours.
