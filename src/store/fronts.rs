@@ -20,17 +20,17 @@ impl Db {
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn fronts(&self, column: &Column, target: KeyId, after: Option<&Key>, limit: u32) -> Result<FrontPage, Error> {
         let key = sql::exactly(column.key());
-        let query = select_front(column, target).sql(&format!(" WHERE {key}"));
+        let query = select_head(column).sql(&format!(" WHERE {key}"));
         let query = match after {
             Some(after) => after.bind(query.sql(" > ")),
             None => query.sql(" IS NOT NULL"),
         };
         let query = query.sql(&format!(" ORDER BY {key} LIMIT ")).integer(limit.into());
-        let rows: Vec<FrontParts> = self.read_with(|connection| query.load(connection))?;
-        let bound = column.row().is_some();
+        let rows: Vec<HeadParts> = self.read_with(|connection| query.load(connection))?;
+        let (done, bound) = (format!("{}{target}:", Marker::HW1), column.row().is_some());
         let mut page = FrontPage { rows: rows.len() as u64, last: None, fronts: Vec::new() };
         for parts in rows {
-            let (key, front) = parts.front(bound);
+            let (key, front) = parts.front(done.as_bytes(), bound);
             page.fronts.extend(front);
             page.last = Some(key);
         }
@@ -239,14 +239,12 @@ fn dot(value: &str) -> String {
     format!("instr({}, x'2e')", sql::as_bytes(value))
 }
 
-/// Selects the key of each row, and the front of those whose value is ours and not under `target`.
-fn select_front(column: &Column, target: KeyId) -> Query<'static> {
-    let value = sql::of_t(column.name());
-    let (bytes, dot) = (sql::as_bytes(&value), dot(&value));
-    let due = not_under(&value, target);
+/// Selects the key of each row, and as much of its value as may be the front.
+fn select_head(column: &Column) -> Query<'static> {
+    let bytes = sql::as_bytes(&sql::of_t(column.name()));
     Query::new(format!(
-        "SELECT {}, {}, CASE WHEN {due} THEN length({bytes}) END AS length, \
-         CASE WHEN {due} AND {dot} BETWEEN 1 AND {LONGEST_FRONT} THEN substr({bytes}, 1, {dot} - 1) END AS front FROM {}",
+        "SELECT {}, {}, length({bytes}) AS length, \
+         CASE instr(substr({bytes}, 1, {HEAD}), x'2e') WHEN 0 THEN substr({bytes}, 1, {LONGEST_FRONT}) ELSE substr({bytes}, 1, {HEAD}) END AS head FROM {}",
         KeyParts::select(&sql::of_t(column.key())),
         RowParts::select(&column.row().map_or_else(|| "NULL".to_owned(), sql::of_t)),
         sql::from(column)
@@ -254,26 +252,35 @@ fn select_front(column: &Column, target: KeyId) -> Query<'static> {
 }
 
 #[derive(QueryableByName)]
-struct FrontParts {
+struct HeadParts {
     #[diesel(embed)]
     key: KeyParts,
     #[diesel(embed)]
     bound_to: RowParts,
-    /// None where nothing is to be moved.
     #[diesel(sql_type = Nullable<BigInt>)]
     length: Option<i64>,
     #[diesel(sql_type = Nullable<Binary>)]
-    front: Option<Vec<u8>>,
+    head: Option<Vec<u8>>,
 }
 
-impl FrontParts {
-    fn front(self, bound: bool) -> (Key, Option<StoredFront>) {
+impl HeadParts {
+    /// The key of the row, and the front of its value if that is ours and not under the target, whose marker and key id
+    /// are `done`.
+    fn front(self, done: &[u8], bound: bool) -> (Key, Option<StoredFront>) {
         let key = Key::from(self.key);
-        let front = self.length.map(|length| StoredFront {
-            key: key.clone(),
-            row: if bound { self.bound_to.row().map(Some) } else { Ok(None) },
-            rest: length.unsigned_abs() - self.front.as_ref().map_or(0, |front| front.len() as u64),
-            front: self.front,
+        let due = |head: &Vec<u8>| head.starts_with(Marker::HW1.as_bytes()) && !head.starts_with(done);
+        let front = self.head.filter(due).map(|mut head| {
+            let front = head.iter().position(|byte| *byte == b'.').map(|dot| {
+                head.truncate(dot);
+                head
+            });
+            let length = self.length.unwrap_or_default().unsigned_abs();
+            StoredFront {
+                key: key.clone(),
+                row: if bound { self.bound_to.row().map(Some) } else { Ok(None) },
+                rest: length - front.as_ref().map_or(0, |front| front.len() as u64),
+                front,
+            }
         });
         (key, front)
     }
@@ -290,6 +297,9 @@ struct Longer {
     #[diesel(sql_type = Binary)]
     front: Vec<u8>,
 }
+
+/// Most fronts and their dots are within this. Bytes.
+const HEAD: usize = 320;
 
 /// No front is longer: marker, key id, and a header of 8 KiB as base64. Bytes.
 const LONGEST_FRONT: usize = 21 + 4 * crate::envelope::LONGEST_HEADER.div_ceil(3) + 1;
