@@ -70,21 +70,15 @@ impl Kind {
         }
     }
 
-    fn opens(self) -> bool {
+    fn is_moved(self) -> bool {
         matches!(self, Self::Sealed | Self::SealedBlob)
     }
 
-    /// AES Key Wrap does not bind what it wraps to the row, so a value of another row is moved, and opens no more than
-    /// before.
-    fn is_moved(self, route: Route) -> bool {
-        self.opens() || self == Self::OfAnotherRow && route == Route::KwWrap
-    }
-
-    fn error(self, route: Route) -> Option<&'static str> {
+    fn error(self) -> Option<&'static str> {
         match self {
             Self::NoDot | Self::NoKeyId | Self::Torn => Some("Malformed"),
             Self::UnknownKey => Some("UnknownKey"),
-            Self::OfAnotherRow if route == Route::GcmCallerIv => Some("Rejected"),
+            Self::OfAnotherRow => Some("Rejected"),
             _ => None,
         }
     }
@@ -234,14 +228,14 @@ fn rotates(route: Route, online: bool) {
         fill(&keeper, site);
         let kind = |(column, key): &(usize, i64)| Kind::of(key + *column as i64);
         let before = facts(site);
-        let moved = before.keys().filter(|place| kind(place).is_moved(route)).count() as u64;
+        let moved = before.keys().filter(|place| kind(place).is_moved()).count() as u64;
 
         let done = keeper.rotation().online(online).run().unwrap();
         let new = done.target.unwrap().to_string();
         assert_eq!((done.moved, done.proven), (moved, false));
         let after = facts(site);
         for (place, fact) in &before {
-            if kind(place).is_moved(route) {
+            if kind(place).is_moved() {
                 let expected = Fact { kid: new.clone(), whole: after[place].whole, ..fact.clone() };
                 assert_eq!(after[place], expected, "{place:?}");
                 assert_ne!(fact.whole, after[place].whole);
@@ -250,7 +244,7 @@ fn rotates(route: Route, online: bool) {
             }
         }
         // Every damaged one is named, and no other.
-        let of = |place: &(usize, i64)| Some((*place, kind(place).error(route)?.to_owned()));
+        let of = |place: &(usize, i64)| Some((*place, kind(place).error()?.to_owned()));
         let named: BTreeMap<(usize, i64), String> = before.keys().filter_map(of).collect();
         let open = done.open.iter().map(|entry| {
             let column = columns().iter().position(|column| column.name() == entry.column).unwrap();
@@ -287,7 +281,7 @@ fn opens(keeper: &Keeper, kind: &dyn Fn(&(usize, i64)) -> Kind) {
             let page = keeper.db().page(column, after.as_ref(), 1000).unwrap();
             for stored in &page {
                 let Key::Integer(key) = stored.key else { panic!("{:?}", stored.key) };
-                if kind(&(at, key)).opens() {
+                if kind(&(at, key)).is_moved() {
                     let opened = stored.open(keeper.codec(), column).unwrap().unwrap();
                     assert!(opened.expose() == value(at, key), "{column} {key}");
                 }
