@@ -372,6 +372,14 @@ fn unregistered(found: &[Found]) -> String {
     )
 }
 
+/// What an interrupted rotation leaves; a rollback leaves nothing.
+fn stay(moved: u64) -> String {
+    match moved {
+        0 => String::new(),
+        _ => format!("; {moved} values were moved and stay so: run `hardwrap rotate --resume`"),
+    }
+}
+
 fn failed(gates: &[Gate]) -> String {
     let closed = gates.iter().filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)));
     closed.collect::<Vec<_>>().join("; ")
@@ -488,13 +496,13 @@ pub enum Error {
     #[error("the keyring record does not name this database: run `hardwrap init`, which changes nothing else")]
     NotNoted,
     /// A key is there, and wraps otherwise than was asked for.
-    #[error("the keyring's key wraps by {alg} ({0}); a key that wraps otherwise comes with rotation", alg = .0.alg().name())]
+    #[error("the keyring's key wraps by {alg} ({0}); `hardwrap rotate --mechanism` makes one that wraps otherwise", alg = .0.alg().name())]
     OtherRoute(Route),
     /// There is no token of this name in the configuration.
     #[error("no [[token]] is called {0:?}: give its name as in the configuration")]
     NoSuchToken(String),
-    /// A token of the configuration is out of reach, and a rotation needs all.
-    #[error("token {0} is out of reach, and a rotation needs every token of the configuration")]
+    /// A token of the configuration is out of reach, and a rotation, or the end of a key, needs all.
+    #[error("token {0} is out of reach, and this needs every token of the configuration")]
     TokenAway(String),
     /// Envelopes stand in columns that nobody registered: a rotation would leave them behind.
     #[error("{}", unregistered(.0))]
@@ -503,15 +511,15 @@ pub enum Error {
     #[error("{0}: an earlier rotation is not finished: run `hardwrap rotate --resume`")]
     Unfinished(String),
     /// Somebody asked the rotation to end.
-    #[error("stopped; {moved} values were moved and stay so: run `hardwrap rotate --resume`")]
+    #[error("stopped{}", stay(*moved))]
     Stopped {
         /// How many values were moved, and stay so.
         moved: u64,
     },
     /// An atomic rotation was rolled back.
     #[error(
-        "rolled back: all rows are as before, both keys are on the token, and nothing is unreadable; mend what failed, \
-         then run `hardwrap rotate --resume`"
+        "rolled back: all rows are as before, both keys are on the token, and nothing is unreadable; see to the cause, then \
+         run `hardwrap rotate --resume`"
     )]
     RolledBack(#[source] Box<Error>),
     /// After the walk, values still name an old key: the proof failed.

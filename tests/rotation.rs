@@ -352,6 +352,60 @@ fn a_pre_active_key_is_taken_and_none_is_made() {
 }
 
 #[test]
+fn a_pre_active_key_is_newer_than_those_of_every_token_and_stands_where_the_one_is_that_seals() {
+    let bench = shop(1);
+    let site = bench.hsm.site();
+    site.add_token("hardwrap-new");
+    let one = fs::read_to_string(bench.config()).unwrap();
+    let new = site.uri().replacen("token=hardwrap-test", "token=hardwrap-new", 1);
+    let two =
+        format!("[[token]]\nname = \"old\"\nuri = \"{}\"\n[[token]]\nname = \"new\"\nuri = \"{new}\"\n", site.uri());
+    fs::write(bench.config(), one.replacen(&format!("[token]\nuri = \"{}\"\n", site.uri()), &two, 1)).unwrap();
+    assert!(text(&bench.ok(&["key", "list"], b"")).contains("no keys: `hardwrap rotate --to-token` makes one"));
+    let moved = text_of(&report(&bench, 0, &["rotate", "--to-token", "new"])["target"]);
+    let made = text_of(&report(&bench, 0, &["key", "generate"])["kid"]);
+    assert!(made > moved, "{made} {moved}");
+    assert_eq!(bench.json(&["key", "list"])["further"][0]["keys"][1]["kid"], made);
+    assert_eq!(report(&bench, 0, &["rotate"])["target"], made);
+}
+
+#[test]
+fn what_was_given_up_stays_so_when_its_key_is_gone() {
+    let bench = shop(2);
+    let old = keys(&bench)[0].0.clone();
+    let elsewhere = sealed(&bench, 77);
+    bench.sql(&format!("INSERT INTO customer (id, iban) VALUES (3, '{elsewhere}')"));
+    let id = report(&bench, 1, &["rotate"])["open"][0]["id"].to_string();
+    bench.ok(&["ledger", "accept", &id, "--reason", "test data"], b"");
+    bench.ok(&["rotate", "--resume"], b"");
+    bench.ok(&["key", "retire", &old], b"");
+    // It keeps no later rotation from its end, neither while the key sleeps nor after.
+    let dry = report(&bench, 0, &["rotate", "--dry-run"]);
+    assert_eq!((&dry["columns"][2]["given_up"], &dry["clear"]), (&1.into(), &true.into()));
+    for mode in ["--workers=1", "--online"] {
+        let done = report(&bench, 0, &["rotate", mode]);
+        assert_eq!((&done["moved"], &done["proven"]), (&2.into(), &true.into()));
+        assert_eq!(report(&bench, 0, &["rotate", "--resume"])["nothing"], true);
+    }
+    nap();
+    bench.ok(&["key", "destroy", &old, "--confirm", &old], b"");
+    assert_eq!(report(&bench, 0, &["rotate"])["proven"], true);
+    let entry = &report(&bench, 0, &["ledger", "list", "--check"])[0];
+    assert_eq!((&entry["id"].to_string(), &entry["reason"]), (&id, &"test data".into()));
+}
+
+#[test]
+fn events_that_nobody_heard_are_told_in_their_order() {
+    let bench = shop(1);
+    let targets: Vec<String> = (0..5).map(|_| text_of(&report(&bench, 0, &["rotate"])["target"])).collect();
+    let heard = bench.hsm.site().dir().join("heard");
+    bench.ok(&["rotate", "--resume", "--notify", &format!("cat >> {0}; echo >> {0}", heard.display())], b"");
+    let heard = fs::read_to_string(heard).unwrap();
+    let to = |line: &str| text_of(&serde_json::from_str::<Value>(line).unwrap()["to"]);
+    assert_eq!(heard.lines().map(to).collect::<Vec<_>>(), targets);
+}
+
+#[test]
 fn a_late_value_is_refused_by_the_database_and_what_stays_as_it_is_passes() {
     let bench = shop(2);
     let late = sealed(&bench, 3);
@@ -466,7 +520,12 @@ fn everything_moves_to_another_token_and_the_first_may_vanish() {
     fs::rename(&directory, &away).unwrap();
     insert(&bench, 5);
     bench.ok(&["verify", "--all"], b"");
-    assert!(bench.fails(4, &["rotate"], b"").contains("token old is out of reach"));
+    for command in [&["rotate"][..], &["key", "retire", &old], &["key", "destroy", &old], &["key", "generate"]] {
+        let said = bench.fails(4, command, b"");
+        assert!(said.contains("token old is out of reach"), "{command:?}: {said}");
+    }
+    let status = report(&bench, 3, &["status", "--check"]);
+    assert_eq!(status["tokens_away"], serde_json::json!(["old"]));
     assert_eq!(report(&bench, 0, &["database", "list"])[0]["proofs"], Value::Array(Vec::new()));
     // Out of the configuration as well: the database knows that nothing names its key.
     named(&[("new", "hardwrap-new")]);

@@ -172,7 +172,11 @@ impl Keeper {
     fn gates(&self, report: &Report, kid: KeyId) -> Result<Vec<Gate>, Error> {
         let db = self.db();
         let identity = db.ready()?.identity;
-        let key = report.key(kid).ok_or(crate::hsm::Error::NoSuchKey(kid))?;
+        let key = match (report.key(kid), report.unreachable.first()) {
+            (Some(key), _) => key,
+            (None, Some(away)) => return Err(Error::TokenAway(away.clone())),
+            (None, None) => return Err(crate::hsm::Error::NoSuchKey(kid).into()),
+        };
         let resume = "run `hardwrap rotate --resume`";
         let mut gates = vec![
             gate(

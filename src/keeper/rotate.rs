@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::{Error, Keeper, check};
 use crate::column::Column;
-use crate::hsm::{Choice, KeyFact, KeyReport, Report, State};
+use crate::hsm::{Choice, KeyFact, KeyReport, Report, Route, State};
 use crate::provider::KeyId;
 use crate::rotation::{Control, MasterKeyRotated, Passed, Walk};
 use crate::store::{Counts, Db, Found, LedgerEntry, RotationLease, Spot};
@@ -77,14 +77,17 @@ pub struct ColumnPlan {
     pub counts: Counts,
     /// How many data keys were unwrapped, where that was tried, ...
     pub tried: Option<u64>,
-    /// ... and which could not be: key of the row, kind of error.
+    /// ... which could not be: key of the row, kind of error, ...
     pub bad: Vec<(String, &'static str)>,
+    /// ... and how many more could not, and were given up.
+    pub given_up: u64,
 }
 
 impl Plan {
     /// Whether a rotation would run to its end.
     pub fn is_clear(&self) -> bool {
-        let moves = |plan: &ColumnPlan| plan.bad.is_empty() && plan.counts.damaged == 0 && plan.counts.keyless == 0;
+        let moves =
+            |plan: &ColumnPlan| plan.bad.is_empty() && plan.counts.damaged <= plan.given_up && plan.counts.keyless == 0;
         self.unregistered.is_empty() && self.columns.iter().all(moves)
     }
 }
@@ -170,19 +173,26 @@ impl<'a> Rotation<'a> {
         let walk = self.walk(keeper.db(), target, &lease);
         let mut columns = Vec::new();
         for column in keeper.columns().map(|(column, _)| column) {
-            let mut bad = Vec::new();
+            let mut failed = Vec::new();
             let counts = keeper.db().count(column)?;
             let mut tried = None;
             if unwrap {
                 let mut met = 0;
                 walk.try_column(column, |key, kind| {
                     met += 1;
-                    bad.extend(kind.map(|kind| (key.to_string(), kind)));
+                    failed.extend(kind.map(|kind| (key.clone(), kind)));
                     ControlFlow::Continue(())
                 })?;
                 tried = Some(met);
             }
-            columns.push(ColumnPlan { column: column.clone(), counts, tried, bad });
+            let (mut bad, mut given_up) = (Vec::new(), 0);
+            for (key, kind) in failed {
+                match keeper.db().is_given_up(column, &key)? {
+                    true => given_up += 1,
+                    false => bad.push((key.to_string(), kind)),
+                }
+            }
+            columns.push(ColumnPlan { column: column.clone(), counts, tried, bad, given_up });
         }
         let mut rotators = Vec::new();
         for rotator in keeper.rotators() {
@@ -251,12 +261,11 @@ impl<'a> Rotation<'a> {
         for database in &report.databases {
             keyring.note_database(database)?;
         }
-        let newest = report.keys.iter().map(|key| key.fact.kid.generation()).max().unwrap_or(0);
         let choice = self.choice.unwrap_or(match &self.to_token {
             Some(_) => Choice::Auto,
             None => Choice::Route(current.fact.route),
         });
-        Ok(keyring.generate_after(choice, newest)?.0)
+        Ok(keyring.generate_after(choice, newest(report))?.0)
     }
 
     /// Finishes what is unfinished: an earlier rotation that was cut off, or one of another database on the same keyring.
@@ -312,8 +321,9 @@ impl<'a> Rotation<'a> {
         for column in &keeper.register_now() {
             let mut moves = false;
             walk.try_column(column, |key, kind| {
-                let known = |entry: &LedgerEntry| entry.is_about(column, key) && Some(entry.error.as_str()) == kind;
-                if ledger.iter().any(known) {
+                let same = |entry: &LedgerEntry, kind| entry.error == kind || entry.accepted.is_some();
+                let known = |kind| ledger.iter().any(|entry| entry.is_about(column, key) && same(entry, kind));
+                if kind.is_some_and(known) {
                     left += 1;
                     return ControlFlow::Continue(());
                 }
@@ -536,11 +546,32 @@ pub(super) struct Left {
     pub(super) count: u64,
 }
 
+/// The generation of the newest key.
+fn newest(report: &Report) -> u16 {
+    report.keys.iter().map(|key| key.fact.kid.generation()).max().unwrap_or(0)
+}
+
 fn open(db: &Db) -> Result<Vec<LedgerEntry>, Error> {
     Ok(db.ledger()?.into_iter().filter(|entry| entry.accepted.is_none()).collect())
 }
 
 impl Keeper {
+    /// Makes a key that may not wrap yet, on the token where the key is that seals now; [`Rotation::run`] takes it.
+    ///
+    /// # Errors
+    /// [`Error::TokenAway`], for its key may be newer; whatever keeps token or database from working.
+    pub fn generate(&self, choice: Choice) -> Result<(KeyId, Route), Error> {
+        let report = self.report()?;
+        if let Some(away) = report.unreachable.first() {
+            return Err(Error::TokenAway(away.clone()));
+        }
+        let keyring = match report.current() {
+            Some(current) => self.holder(current.fact.kid)?,
+            None => self.keyring(),
+        };
+        Ok(keyring.generate_after(choice, newest(&report))?)
+    }
+
     /// Every registered column can be walked.
     pub(super) fn usable(&self) -> Result<(), Error> {
         for (_, facts) in self.columns() {

@@ -134,7 +134,7 @@ impl Walk<'_> {
             for (front, outcome) in page.fronts.iter().zip(outcomes) {
                 let bad = match outcome {
                     Ok(()) => None,
-                    Err(error) => Some(error.value_kind().ok_or(error)?),
+                    Err(error) => Some(self.kind(column, front, error)?),
                 };
                 if each(&front.key, bad).is_break() {
                     return Ok(());
@@ -179,7 +179,7 @@ impl Walk<'_> {
                 Ok(Some(new)) => made.push((front, new)),
                 // Under the key that seals by now, which is not the target: somebody activated another.
                 Ok(None) => passed.changed += 1,
-                Err(error) => bad.push((front, error.value_kind().ok_or(error)?)),
+                Err(error) => bad.push((front, self.kind(column, front, error)?)),
             }
         }
         let new: Vec<NewFront<'_>> = made
@@ -195,6 +195,15 @@ impl Walk<'_> {
             passed.bad += 1;
         }
         Ok(passed)
+    }
+
+    /// What is wrong with one value. One that was given up is stepped over, also where its key is retired.
+    fn kind(&self, column: &Column, front: &StoredFront, error: Error) -> Result<&'static str, Error> {
+        match error.value_kind() {
+            Some(kind) => Ok(kind),
+            None if self.db.is_given_up(column, &front.key)? => Ok("GivenUp"),
+            None => Err(error),
+        }
     }
 
     fn slow_down(&self, began: Instant, moved: u64) {

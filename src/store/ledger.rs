@@ -25,7 +25,8 @@ impl Db {
         self.write(|connection| {
             let standing = Query::new(format!("SELECT {LEDGER} FROM hardwrap_ledger"));
             let standing: Vec<LedgerRow> = at_row(standing, column, key).load(connection)?;
-            if standing.iter().any(|one| one.digest == digest && one.kid == kid && one.error == error) {
+            let same = |one: &LedgerRow| one.digest == digest && one.kid == kid;
+            if standing.iter().any(|one| same(one) && (one.error == error || one.accepted.is_some())) {
                 return Ok(());
             }
             at_row(Query::new("DELETE FROM hardwrap_ledger"), column, key).execute(connection)?;
@@ -112,6 +113,17 @@ impl Db {
                 .execute(connection)
         })?;
         if accepted == 1 { Ok(()) } else { Err(Error::NoLedgerEntry(id)) }
+    }
+
+    /// Whether the value of a row was given up, and is still what it was then.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn is_given_up(&self, column: &Column, key: &Key) -> Result<bool, Error> {
+        let stored = self.read_key(column, key)?;
+        let digest = stored.and_then(|row| row.value).map(|value| digest_of(value.bytes())).unwrap_or_default();
+        let about = |entry: &LedgerEntry| entry.accepted.is_some() && entry.is_about(column, key);
+        Ok(self.ledger()?.iter().any(|entry| about(entry) && entry.digest == digest))
     }
 
     /// How many values at `spot` that name `kid` were given up, and are still what they were then.

@@ -74,8 +74,7 @@ impl Db {
     /// [`Error::Unavailable`].
     pub fn outbox(&self) -> Result<Vec<(String, String)>, Error> {
         let rows: Vec<Event> = self.read_with(|connection| {
-            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL ORDER BY made, id")
-                .load(connection)
+            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL ORDER BY rowid").load(connection)
         })?;
         Ok(rows.into_iter().map(|row| (row.id, row.event)).collect())
     }

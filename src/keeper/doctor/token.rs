@@ -57,6 +57,8 @@ pub struct ExaminedKey {
     pub route: &'static str,
     /// Whether it is on the token, alone, as it should be, and its canary unwraps.
     pub works: bool,
+    /// Whether it is as the record says: a retired or destroyed key need not work.
+    pub well: bool,
     /// Whether new values are sealed under it.
     pub seals: bool,
 }
@@ -83,6 +85,7 @@ impl ExaminedKey {
             state: key.fact.state.name(),
             route: key.fact.route.name(),
             works: key.works,
+            well: key.is_well(),
             seals: key.current,
         }
     }

@@ -68,7 +68,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
             token.databases
         )?;
         for key in &token.keys {
-            let works = if key.works { "" } else { ", DOES NOT WORK" };
+            let works = if key.well { "" } else { ", DOES NOT WORK" };
             let seals = if key.seals { ", seals" } else { "" };
             writeln!(out, "key       {} {} ({}){seals}{works}", key.kid, key.state, key.route)?;
         }

@@ -77,8 +77,8 @@ impl KeyList {
         let mut first = lists.remove(0);
         first.further = lists;
         app.report(out, 0, &first, |out| {
-            first.write(out)?;
-            first.further.iter().try_for_each(|list| list.write(out))
+            first.write(out, "`hardwrap init`")?;
+            first.further.iter().try_for_each(|list| list.write(out, "`hardwrap rotate --to-token`"))
         })
     }
 }
@@ -121,7 +121,7 @@ struct Generate {
 impl Generate {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let keeper = right_keyring(app)?;
-        let (kid, route) = keeper.keyring().generate(self.mechanism)?;
+        let (kid, route) = keeper.generate(self.mechanism)?;
         let did = format!("made, pre-active, wraps by {} ({route})", route.alg().name());
         changed(app, &keeper, kid, &did, out)
     }
@@ -376,10 +376,11 @@ impl Listed {
 }
 
 impl List {
-    fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+    /// `maker` is what makes the first key on this token.
+    fn write(&self, out: &mut dyn Write, maker: &str) -> std::io::Result<()> {
         writeln!(out, "keyring {} on token {} (serial {})", self.keyring, plain(&self.token), plain(&self.serial))?;
         if self.keys.is_empty() {
-            writeln!(out, "no keys: run `hardwrap init`")?;
+            writeln!(out, "no keys: {maker} makes one")?;
         } else {
             let heading = ["key", "state", "wraps by", "made", "canary", ""].map(str::to_owned).to_vec();
             let row = |key: &Listed| {

@@ -182,6 +182,7 @@ struct PlannedColumn {
     sealed: u64,
     data_keys_tried: Option<u64>,
     bad: Vec<BadValue>,
+    given_up: u64,
     cleartext: u64,
     foreign: u64,
     damaged: u64,
@@ -217,6 +218,7 @@ impl Planned {
                     sealed: one.counts.sealed_total(),
                     data_keys_tried: one.tried,
                     bad: one.bad.iter().map(bad).collect(),
+                    given_up: one.given_up,
                     cleartext: one.counts.cleartext,
                     foreign: one.counts.foreign,
                     damaged: one.counts.damaged,
@@ -245,6 +247,9 @@ impl Planned {
             let others = [(one.cleartext, "in cleartext"), (one.foreign, "nr-vault envelopes")];
             for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
                 write!(out, ", {count} {what} (stay)")?;
+            }
+            if one.given_up > 0 {
+                write!(out, ", {} given up (stay)", one.given_up)?;
             }
             match one.bad.len() {
                 0 => writeln!(out)?,

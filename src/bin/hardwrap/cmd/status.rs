@@ -57,6 +57,7 @@ impl Status {
             token: report.token.label.clone(),
             token_serial: report.token.serial.clone(),
             keyring: config.token.keyring.clone(),
+            tokens_away: report.unreachable.clone(),
             keys: report.keys.iter().map(Listed::of).collect(),
             strangers: report.strangers.len(),
             leftovers: report.leftovers.len(),
@@ -112,6 +113,8 @@ struct Shown {
     token: String,
     token_serial: String,
     keyring: String,
+    /// Tokens of the configuration that could not be asked, by name.
+    tokens_away: Vec<String>,
     keys: Vec<Listed>,
     strangers: usize,
     leftovers: usize,
@@ -206,6 +209,9 @@ fn key_id(key: &Listed) -> &str {
 
 impl Shown {
     fn judge(&mut self) {
+        for name in &self.tokens_away {
+            self.warnings.push(format!("token {name} is out of reach: its keys are not shown"));
+        }
         for key in self.keys.iter().filter(|key| !key.well) {
             self.critical.push(format!("key {} is recorded and does not work", key.kid));
         }
