@@ -516,6 +516,11 @@ pub enum Error {
         /// How many values were moved, and stay so.
         moved: u64,
     },
+    /// An online rotation failed on the way.
+    #[error(
+        "cut off; what was moved stays so, and every value opens: see to the cause, then run `hardwrap rotate --resume`"
+    )]
+    CutOff(#[source] Box<Error>),
     /// An atomic rotation was rolled back.
     #[error(
         "rolled back: all rows are as before, both keys are on the token, and nothing is unreadable; see to the cause, then \
@@ -586,6 +591,7 @@ impl Error {
             Self::Unregistered(_) => "Unregistered",
             Self::Unfinished(_) => "Unfinished",
             Self::Stopped { .. } => "Stopped",
+            Self::CutOff(_) => "CutOff",
             Self::RolledBack(_) => "RolledBack",
             Self::NotZero { .. } => "NotZero",
             Self::AnotherSeals(_) => "AnotherSeals",

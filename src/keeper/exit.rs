@@ -20,6 +20,7 @@ impl Error {
             Self::Token(error) => of_token(error),
             Self::Store(error) => of_store(error),
             Self::Codec(error) => of_value(error),
+            Self::CutOff(error) => error.exit_code(),
             Self::ColumnUnknown(_)
             | Self::Misplaced(_)
             | Self::RowNotInteger { .. }

@@ -211,7 +211,7 @@ impl<'a> Rotation<'a> {
     ///
     /// # Errors
     /// [`Error::Unfinished`] if an earlier rotation is; [`Error::Unregistered`]; [`Error::RolledBack`];
-    /// [`Error::Stopped`]; [`Error::NotZero`]; what keeps token or database from working. Whatever it is, every value
+    /// [`Error::CutOff`]; [`Error::Stopped`]; [`Error::NotZero`]; what keeps token or database from working. Whatever it is, every value
     /// that was readable still is.
     pub fn run(&self) -> Result<Rotated, Error> {
         self.keeper.check()?;
@@ -395,9 +395,16 @@ impl<'a> Rotation<'a> {
     fn move_online(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
         let db = self.keeper.db();
         let walk = self.walk(db, begun.target, lease);
-        while self.pass(&walk, begun)?.changed > 0 {}
-        self.raise_fences(begun)?;
-        self.to_proof(&walk, begun)
+        let mut moved = || {
+            while self.pass(&walk, begun)?.changed > 0 {}
+            self.raise_fences(begun)?;
+            self.to_proof(&walk, begun)
+        };
+        moved().map_err(|error| match error {
+            // These say themselves what to do next.
+            Error::Stopped { .. } | Error::NotZero { .. } | Error::AnotherSeals(_) => error,
+            error => Error::CutOff(Box::new(error)),
+        })
     }
 
     fn move_atomically(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
