@@ -358,6 +358,7 @@ impl<'a> Rotation<'a> {
         }
         let report = keeper.report()?;
         check::note(keeper.db(), &report, &keeper.db().keys_seen()?)?;
+        keeper.drop_old_fences(&report)?;
         let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
         let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
         // A proof that does not hold must not let another database destroy the key meanwhile.
