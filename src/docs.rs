@@ -18,6 +18,9 @@ pub mod ci {}
 #[doc = include_str!("docs/environments.md")]
 pub mod environments {}
 
+#[doc = include_str!("docs/rotation.md")]
+pub mod rotation {}
+
 #[doc = include_str!("docs/upgrade.md")]
 pub mod upgrade {}
 

@@ -665,7 +665,7 @@ fn init_says_so_where_the_key_that_is_there_wraps_otherwise_than_asked() {
     for mechanism in ["aes-kw", "aes-kw-wrap", "aes-gcm-token-iv"] {
         let said = bench.fails(2, &["init", "--mechanism", mechanism], b"");
         assert!(
-            said.contains("the keyring's key wraps by A256GCMKW (aes-gcm-caller-iv)") && said.contains("rotation"),
+            said.contains("the keyring's key wraps by A256GCMKW (aes-gcm-caller-iv); `hardwrap rotate --mechanism`"),
             "{said}"
         );
     }

@@ -362,6 +362,16 @@ fn the_dependencies_shown_are_those_of_this_package() {
 }
 
 #[test]
+fn every_gate_has_its_entry() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = fs::read_to_string(root.join("src/keeper/retire.rs")).unwrap();
+    let name = |call: &str| call.trim_start().strip_prefix('"').map(|text| text.split('"').next().unwrap().to_owned());
+    let gates: BTreeSet<String> = source.split("gate(").filter_map(name).collect();
+    assert_eq!(gates.len(), 15);
+    assert_eq!(entries("rotation.md", "Gates"), gates);
+}
+
+#[test]
 fn every_finding_has_its_entry() {
     let ids: BTreeSet<String> = FindingId::ALL.iter().map(|id| id.name().to_owned()).collect();
     assert_eq!(entries("findings.md", "Findings"), ids);

@@ -341,6 +341,11 @@ fn what_was_given_up_stays_so_when_its_key_is_gone() {
     bench.ok(&["ledger", "accept", &id, "--reason", "test data"], b"");
     bench.ok(&["rotate", "--resume"], b"");
     bench.ok(&["key", "retire", &old], b"");
+    let doctor = text(&bench.run(&["doctor"], b"").stdout);
+    assert!(doctor.contains(&format!("key       {old} retired (aes-gcm-caller-iv)\n")), "{doctor}");
+    assert!(doctor.contains(&format!("hardwrap key activate --unwrap {old} brings it back")), "{doctor}");
+    let status = report(&bench, 1, &["status", "--check"]);
+    assert!(status["critical"].to_string().contains(&format!("{old}, which is retired")), "{status}");
     // It keeps no later rotation from its end, neither while the key sleeps nor after.
     let dry = report(&bench, 0, &["rotate", "--dry-run"]);
     assert_eq!((&dry["columns"][2]["given_up"], &dry["clear"]), (&1.into(), &true.into()));

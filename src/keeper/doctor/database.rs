@@ -11,7 +11,7 @@ use super::configuration::chain;
 use super::{Examination, Finding, FindingId};
 use crate::column::{Cleartext, Column};
 use crate::envelope;
-use crate::hsm::Report;
+use crate::hsm::{Report, State};
 use crate::keeper::{Config, Error};
 use crate::provider::Alg;
 use crate::store::{
@@ -292,12 +292,20 @@ fn values(db: &Db, column: &Column, counts: &Counts, token: Option<&Report>) -> 
     if let Some(token) = token {
         let there: BTreeSet<_> = token.keys.iter().filter(|key| key.works).map(|key| key.fact.kid).collect();
         for (kid, count) in counts.sealed.iter().filter(|(kid, _)| !there.contains(kid)) {
-            let what = format!("{count} values are sealed under {kid}, which is not there or does not work");
-            say(
-                FindingId::ValuesUnknownKey,
-                what,
-                "restore the token's backup that has the key, or empty them".to_owned(),
-            );
+            let (why, remedy) = match token.key(*kid).map(|key| key.fact.state) {
+                Some(State::Retired) => (
+                    "is retired",
+                    format!("hardwrap key activate --unwrap {kid} brings it back, then hardwrap rotate --resume"),
+                ),
+                Some(State::Destroyed) => {
+                    ("was destroyed", "a token's backup that has the key, or empty them: nothing else".to_owned())
+                }
+                _ => (
+                    "is not there or does not work",
+                    "restore the token's backup that has the key, or empty them".to_owned(),
+                ),
+            };
+            say(FindingId::ValuesUnknownKey, format!("{count} values are sealed under {kid}, which {why}"), remedy);
         }
     }
     if counts.other_version > 0 {

@@ -241,7 +241,7 @@ findings! {
         "A value bound to what was written would not open for what is stored, so hardwrap refuses to start.";
     /// Rows whose key is NULL.
     RowsWithoutKey "rows-without-key" Warning
-        "No walk reaches these rows: they are not verified, and rotation would stop at them.";
+        "No walk reaches these rows: they are not verified, and no rotation is proven while they are there.";
     /// Values with our marker and no well-formed key id.
     ValuesDamaged "values-damaged" Critical
         "They cannot be opened: something outside of hardwrap changed or cut them.";
@@ -262,7 +262,7 @@ findings! {
         "They open with the ancestor's software key only, and not here before they are migrated.";
     /// Envelopes outside of the register.
     Unregistered "unregistered-envelopes" Critical
-        "Nobody counts, verifies or rotates them: the first rotation would leave them behind under a key that dies.";
+        "Nobody counts, verifies or rotates them, and no rotation begins: it would leave them behind under a key that dies.";
     /// An exception that nothing needs.
     IgnoreNeedless "ignore-without-need" Info
         "The exception hides what may come into that column later.";

@@ -363,7 +363,7 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
             Health::MayUnwrap => Some((
                 FindingId::KeyMayWrap,
                 "it is retired, and the token lets it unwrap".to_owned(),
-                "find out who gave the permission, then hardwrap key retire with its id takes it away",
+                "find out who gave the permission, then hardwrap key activate --unwrap and hardwrap key retire with its id",
             )),
             Health::CanaryFails => Some((
                 FindingId::KeyCanary,
@@ -390,7 +390,7 @@ fn keys(config: &Config, report: &Report, examination: &mut Examination) {
     examination.ran("keys", found);
 }
 
-const FRESH_KEY: &str = "seal under a new key: hardwrap key generate, then key activate, then key deactivate this one";
+const FRESH_KEY: &str = "move everything to a new key: hardwrap rotate";
 
 /// How close a key is to the end of its use.
 fn wearing_out(config: &Config, key: &KeyReport) -> Vec<Finding> {
@@ -433,7 +433,7 @@ fn routes(keyring: &Keyring, report: &Report, examination: &mut Examination) -> 
             FindingId::RouteBetter,
             format!("key {}", key.fact.kid),
             format!("it wraps by {}, and {} works here too", key.fact.route, best.route),
-            format!("make the next key with --mechanism {}", best.route),
+            format!("move to a key that does: hardwrap rotate --mechanism {}", best.route),
         )),
         _ => {}
     }

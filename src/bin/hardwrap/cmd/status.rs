@@ -256,8 +256,11 @@ impl Shown {
                     .push(format!("{name}: {} values in cleartext in a column that refuses it", column.cleartext));
             }
             for kid in column.sealed.keys() {
-                if !self.keys.iter().any(|key| key.kid == *kid && key.works) {
-                    self.critical.push(format!("{name}: values are sealed under key {kid}, which is not there"));
+                let key = self.keys.iter().find(|key| key.kid == *kid);
+                if key.is_none_or(|key| !key.works) {
+                    // One that is as it should be is retired or destroyed.
+                    let why = key.filter(|key| key.well).map_or("not there", |key| key.state);
+                    self.critical.push(format!("{name}: values are sealed under key {kid}, which is {why}"));
                 }
             }
             if column.cleartext_policy == "accept" {
