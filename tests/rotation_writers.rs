@@ -139,14 +139,15 @@ impl Customers {
         }
     }
 
-    fn proofs(&mut self) -> i64 {
+    /// The newest key under which everything was proven to be; empty before the first proof.
+    fn proven(&mut self) -> String {
         #[derive(QueryableByName)]
-        struct Proofs {
-            #[diesel(sql_type = BigInt)]
-            proofs: i64,
+        struct Proven {
+            #[diesel(sql_type = Text)]
+            target: String,
         }
-        let count = diesel::sql_query("SELECT count(*) AS proofs FROM hardwrap_rotation WHERE proven IS NOT NULL");
-        count.load::<Proofs>(&mut self.connection).unwrap()[0].proofs
+        let newest = "SELECT coalesce(max(target), '') AS target FROM hardwrap_rotation WHERE proven IS NOT NULL";
+        diesel::sql_query(newest).load::<Proven>(&mut self.connection).unwrap().remove(0).target
     }
 }
 
@@ -156,7 +157,7 @@ fn writes_customers(site: &Site, writer: u64) -> Held {
     let mut dice = Dice(writer + 1);
     let row = |number: u64| i64::try_from(writer * 1_000_000 + number).unwrap();
     let (late_row, mut version, mut late_ones) = (row(0), 0, 0);
-    let mut late = (customers.proofs(), "late 0".to_owned(), customers.seal(late_row, "late 0"));
+    let mut late = ("late 0".to_owned(), customers.seal(late_row, "late 0"));
     while goes_on(site) {
         version += 1;
         let row = row(1 + dice.roll(200));
@@ -169,17 +170,15 @@ fn writes_customers(site: &Site, writer: u64) -> Held {
             }
         }
         customers.read(row);
-        if customers.proofs() > late.0 {
-            // The same value as it was wrapped then, unless the rotation had begun before.
-            let newest = customers.seal(late_row, "x")[4..20].to_owned();
-            let (is_old, before) = (late.2[4..20] != newest, customers.refused);
-            customers.store(late_row, &late.1, late.2);
-            assert_eq!(customers.refused > before, is_old, "what comes late is refused");
+        // Key ids grow: this one was wrapped before the fence, and is stored after the proof.
+        if late.1[4..20] < *customers.proven() {
+            let before = customers.refused;
+            customers.store(late_row, &late.0, late.1);
+            assert!(customers.refused > before, "what comes late is refused");
             customers.read(late_row);
-            late_ones += u64::from(is_old);
+            late_ones += 1;
             let value = format!("late {version}");
-            let sealed = customers.seal(late_row, &value);
-            late = (customers.proofs(), value, sealed);
+            late = (value.clone(), customers.seal(late_row, &value));
         }
     }
     assert!(version > 20 && customers.refused >= late_ones);
@@ -210,16 +209,16 @@ fn writes_runs(site: &Site, writer: u64) -> Held {
         if dice.roll(3) == 0 {
             continue;
         }
-        let Taken::Work(work) = persister.take(&id, &lease, NOW).unwrap() else { panic!("not taken") };
+        let taken = persister.take(&id, &lease, NOW).unwrap();
+        let Taken::Work(work) = taken else { panic!("not taken: {taken:?}") };
         assert_eq!(work.opened.unwrap().expose(), request.as_bytes());
         assert_eq!(persister.suspend(&id, &lease.worker, Waiting::Input, &state, NOW).unwrap(), Answer::Moved);
         held.insert(key("suspended_state"), state.clone());
         if dice.roll(3) == 0 {
             continue;
         }
-        let Taken::Work(work) = persister.take_for_resume(&id, Waiting::Input, &lease, NOW).unwrap() else {
-            panic!("not taken for resume")
-        };
+        let taken = persister.take_for_resume(&id, Waiting::Input, &lease, NOW).unwrap();
+        let Taken::Work(work) = taken else { panic!("not taken for resume: {taken:?}") };
         assert_eq!(work.opened.unwrap().expose(), state.as_bytes());
         if dice.roll(2) == 0 {
             assert_eq!(persister.runs().cancel(&id, "a test", NOW).unwrap(), Answer::Moved);
@@ -280,21 +279,18 @@ fn four_writers_lose_nothing_while_keys_are_rotated() {
             values += counts.sealed_total();
         }
         // Every row holds what its writer committed last.
+        let uids = sqlite3(&file(site, "app.db"), "SELECT uuid, uid FROM tx_nrllm_agentrun");
+        let uids: BTreeMap<&str, &str> = uids.lines().map(|line| line.split_once('|').unwrap()).collect();
+        let column_named = |name: &str| nr_llm().into_iter().find(|column| column.name() == name).unwrap();
         let mut holding = 0;
         for writer in 0..4 {
             let said = fs::read_to_string(file(site, &format!("writer-{writer}"))).unwrap();
             for (row, value) in said.lines().map(|line| line.split_once('\t').unwrap()) {
                 let (column, key) = match row.split_once(' ') {
-                    None => (iban(), row.to_owned()),
-                    Some((uuid, name)) => {
-                        let uid = sqlite3(
-                            &file(site, "app.db"),
-                            &format!("SELECT uid FROM tx_nrllm_agentrun WHERE uuid = '{uuid}'"),
-                        );
-                        (nr_llm().into_iter().find(|column| column.name() == name).unwrap(), uid.trim().to_owned())
-                    }
+                    None => (iban(), row),
+                    Some((uuid, name)) => (column_named(name), uids[uuid]),
                 };
-                let stored = keeper.db().read(&column, &key).unwrap().unwrap();
+                let stored = keeper.db().read(&column, key).unwrap().unwrap();
                 let opened = stored.open(keeper.codec(), &column).unwrap();
                 let opened = opened.as_ref().map_or(&b""[..], |opened| opened.expose());
                 assert_eq!(opened, value.as_bytes(), "{column} {row}");

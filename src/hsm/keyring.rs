@@ -63,6 +63,8 @@ pub struct Keyring {
 struct Memory {
     uses: Uses,
     missed: Mutex<Missed>,
+    /// When each key that the record names was first looked for in vain.
+    silences: Mutex<BTreeMap<KeyId, Instant>>,
 }
 
 /// Which ids the keyring was read for in this second and did not hold.
@@ -582,15 +584,30 @@ impl Keyring {
                 return Err(unavailable(Error::JustMissed(kid)));
             }
         }
-        self.pool.refresh().map_err(unavailable)?;
-        match attempt().map_err(unavailable)? {
-            Ok(done) => done,
-            Err(Some(nothing_known)) => Err(unavailable(nothing_known)),
-            Err(None) => {
-                lock(&self.memory().missed).absent.insert(kid);
-                Err(ProviderError::UnknownKey(kid))
+        loop {
+            self.pool.refresh().map_err(unavailable)?;
+            match attempt().map_err(unavailable)? {
+                Ok(done) => return done,
+                Err(Some(Error::Silent(_))) if self.may_show_yet(kid) => thread::sleep(PAUSE),
+                Err(Some(nothing_known)) => return Err(unavailable(nothing_known)),
+                Err(None) => {
+                    lock(&self.memory().missed).absent.insert(kid);
+                    return Err(ProviderError::UnknownKey(kid));
+                }
             }
         }
+    }
+
+    /// Whether a key that the record names and that does not show is looked for once more: SoftHSM2 writes the file of a
+    /// key over while another process changes its state, and does not see it meanwhile. Who has lost a key is not made to
+    /// wait at each value.
+    fn may_show_yet(&self, kid: KeyId) -> bool {
+        let mut silences = lock(&self.memory().silences);
+        let since = silences.entry(kid).or_insert_with(Instant::now);
+        if since.elapsed() >= LOOK_ANEW_AFTER {
+            *since = Instant::now();
+        }
+        since.elapsed() < LOOK_FOR
     }
 }
 
@@ -608,11 +625,17 @@ impl KeyProvider for Keyring {
         match self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)? {
             Some(key) => Ok(key),
             // Another process may have made one since.
-            None => {
+            None => loop {
                 self.pool.refresh().map_err(unavailable)?;
-                let again = self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)?;
-                again.ok_or(ProviderError::NoCurrentKey)
-            }
+                if let Some(key) = self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)? {
+                    return Ok(key);
+                }
+                match self.pool.with_keys(KeySet::silent_active).map_err(unavailable)? {
+                    Some(silent) if self.may_show_yet(silent) => thread::sleep(PAUSE),
+                    Some(silent) => return Err(unavailable(Error::Silent(silent))),
+                    None => return Err(ProviderError::NoCurrentKey),
+                }
+            },
         }
     }
 
@@ -918,3 +941,8 @@ const MAKING_TAKES: Duration = Duration::from_secs(3);
 const FORGET_AFTER: Duration = Duration::from_secs(1);
 /// ... and for no more ids than this.
 const READINGS_AT_MOST: usize = 16;
+/// How long a key that the record names is looked for, ...
+const LOOK_FOR: Duration = Duration::from_millis(400);
+/// ... and when that begins anew.
+const LOOK_ANEW_AFTER: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);

@@ -132,6 +132,12 @@ impl StoredText {
         &self.0
     }
 
+    /// What stands behind the first dot, which no rotation touches; everything where there is none.
+    pub(super) fn payload(&self) -> &[u8] {
+        let dot = self.0.iter().position(|byte| *byte == b'.');
+        dot.map_or(&self.0[..], |dot| &self.0[dot..])
+    }
+
     /// The text.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use super::runs::{QUEUED_REQUEST, SUSPENDED_STATE};
 use super::{AgentRuns, Answer, Lease, NewRun, RunId, Status, Waiting, Worker};
 use crate::secret::Plaintext;
-use crate::store::{Error, Run};
+use crate::store::{Error, Run, StoredText};
 
 /// Agent runs as a worker needs them. A key outage leaves no trace on a run: it is an error to try again on, told
 /// apart from a run that is not there and from a value that does not authenticate. No method panics.
@@ -74,35 +74,42 @@ impl Persister {
         lease: &Lease,
         now: i64,
     ) -> Result<Taken, Error> {
-        // A rotation may wrap the state's key anew between the opening and the claim: then both are done again.
+        let mut opened_before: Option<Run> = None;
         for _ in 0..OPENINGS {
-            match self.open_and_claim(id, from, column, lease, now)? {
-                Taken::Refused(Answer::InState(status)) if status == from => {}
-                taken => return Ok(taken),
+            let Some(run) = self.runs.find(id)? else { return Ok(Taken::Refused(Answer::NoSuchRun)) };
+            let status = run.status.ok_or_else(|| Error::UnknownStatus(id.to_string()))?;
+            if status != from {
+                return Ok(Taken::Refused(Answer::InState(status)));
+            }
+            // A rotation wraps the state's key anew, between the opening and the claim as well: then both are done again.
+            // Any other change is another's.
+            let payload = |run: &Run| state_of(run, column).map(StoredText::payload).map(<[u8]>::to_vec);
+            if opened_before.is_some_and(|before| payload(&before) != payload(&run)) {
+                break;
+            }
+            match self.open_and_claim(run, id, column, lease, now)? {
+                Ok(taken) => return Ok(taken),
+                Err(changed) => opened_before = Some(*changed),
             }
         }
-        Ok(Taken::Refused(Answer::InState(from)))
+        Ok(Taken::Refused(Answer::Changed))
     }
 
+    /// Gives the run back as it was opened, if it changed meanwhile.
     fn open_and_claim(
         &self,
+        mut run: Run,
         id: &RunId,
-        from: Status,
         column: &'static str,
         lease: &Lease,
         now: i64,
-    ) -> Result<Taken, Error> {
-        let Some(mut run) = self.runs.find(id)? else { return Ok(Taken::Refused(Answer::NoSuchRun)) };
-        let status = run.status.ok_or_else(|| Error::UnknownStatus(id.to_string()))?;
-        if status != from {
-            return Ok(Taken::Refused(Answer::InState(status)));
-        }
-        let (opened, stored) = if column == QUEUED_REQUEST {
-            (run.queued_request(&self.runs)?, run.queued_request.as_ref())
-        } else {
-            (run.suspended_state(&self.runs)?, run.suspended_state.as_ref())
+    ) -> Result<Result<Taken, Box<Run>>, Error> {
+        let from = run.status.ok_or_else(|| Error::UnknownStatus(id.to_string()))?;
+        let opened = match column {
+            QUEUED_REQUEST => run.queued_request(&self.runs)?,
+            _ => run.suspended_state(&self.runs)?,
         };
-        match self.runs.claim_opened(id, from, (column, stored), lease, now)? {
+        match self.runs.claim_opened(id, from, (column, state_of(&run, column)), lease, now)? {
             Answer::Moved => {
                 run.status = Some(Status::Running);
                 lease.worker.as_str().clone_into(&mut run.claimed_by);
@@ -110,11 +117,16 @@ impl Persister {
                 if run.started_at == 0 {
                     run.started_at = now;
                 }
-                Ok(Taken::Work(Box::new(Work { run, opened })))
+                Ok(Ok(Taken::Work(Box::new(Work { run, opened }))))
             }
-            refused => Ok(Taken::Refused(refused)),
+            Answer::Changed => Ok(Err(Box::new(run))),
+            refused => Ok(Ok(Taken::Refused(refused))),
         }
     }
+}
+
+fn state_of<'r>(run: &'r Run, column: &'static str) -> Option<&'r StoredText> {
+    if column == QUEUED_REQUEST { run.queued_request.as_ref() } else { run.suspended_state.as_ref() }
 }
 
 /// How often a state that changes while it is opened is opened again.
