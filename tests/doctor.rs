@@ -448,6 +448,8 @@ fn keys_and_what_else_has_their_label() {
     bench.ok(&["key", "generate"], b"");
     bench.ok(&["key", "activate", &kids()[1]], b"");
     bench.ok(&["key", "deactivate", &kids()[0]], b"");
+    ill(&bench, "rotation-unfinished", "warning");
+    bench.ok(&["rotate", "--resume"], b"");
     well(&bench);
     on_token(&bench, "give permission");
     ill(&bench, "key-may-wrap", "critical");
@@ -706,6 +708,36 @@ fn envelopes_outside_of_the_register() {
     bench.sql("DROP TABLE forgotten");
     ill(&bench, "ignore-without-need", "info");
     bench.edit(ignore, "");
+    well(&bench);
+}
+
+#[test]
+fn what_rotations_leave() {
+    let bench = healthy();
+    let sealed = text(&bench.ok(&["seal", "--column", "customer.motto"], b"x"));
+    bench.sql(&format!(
+        "INSERT INTO customer (id, motto) VALUES (1, '{sealed}'); \
+         CREATE TRIGGER nope BEFORE UPDATE OF motto ON customer BEGIN SELECT RAISE(ABORT, 'not today'); END"
+    ));
+    bench.fails(1, &["rotate"], b"");
+    ill(&bench, "rotation-unfinished", "warning");
+    bench.sql("DROP TRIGGER nope");
+    bench.ok(&["rotate", "--resume"], b"");
+    well(&bench);
+    // A value that cannot be moved.
+    let sealed = text(&bench.ok(&["seal", "--column", "customer.motto"], b"x"));
+    bench.sql(&format!("UPDATE customer SET motto = '{}'", sealed.replace(':', ":x").replacen(":x", ":", 1)));
+    assert_eq!(bench.run(&["rotate"], b"").status.code(), Some(1));
+    ill(&bench, "ledger-open", "warning");
+    bench.ok(&["ledger", "accept", "1", "--reason", "a test"], b"");
+    bench.sql("UPDATE customer SET motto = ''");
+    bench.ok(&["rotate", "--resume"], b"");
+    well(&bench);
+    // A fence that somebody took down.
+    let fence = bench.sql("SELECT name FROM sqlite_schema WHERE name GLOB 'hardwrap_fence_*' LIMIT 1");
+    bench.sql(&format!("DROP TRIGGER {fence}"));
+    ill(&bench, "fence-missing", "warning");
+    bench.ok(&["rotate", "--resume"], b"");
     well(&bench);
 }
 

@@ -5,6 +5,7 @@
 mod configuration;
 mod database;
 mod finding;
+mod rotation;
 mod token;
 
 pub use database::{DatabaseFacts, ExaminedColumn};
@@ -127,7 +128,7 @@ impl Examination {
 }
 
 /// Every check, in the order in which they are shown.
-const CHECKS: [&str; 11] = [
+const CHECKS: [&str; 12] = [
     "configuration",
     "database",
     "module",
@@ -139,4 +140,5 @@ const CHECKS: [&str; 11] = [
     "columns",
     "values",
     "discovery",
+    "rotation",
 ];

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::configuration::chain;
-use super::{Examination, Finding, FindingId};
+use super::{Examination, Finding, FindingId, rotation};
 use crate::column::{Cleartext, Column};
 use crate::envelope;
 use crate::hsm::{Report, State};
@@ -75,7 +75,7 @@ pub(super) fn open(config: &Config, examination: &mut Examination) -> Option<Ope
                 _ => found(FindingId::DatabaseUnusable, &error, "correct database.url, or see to the file"),
             };
             examination.ran("database", vec![finding]);
-            for id in ["columns", "values", "discovery"] {
+            for id in ["columns", "values", "discovery", "rotation"] {
                 examination.not_run(id, "the database could not be opened");
             }
             return None;
@@ -205,6 +205,7 @@ pub(super) fn examine(
         }
     }
     discovery(config, &db, examination);
+    rotation::examine(&db, identity.as_deref(), &register, token, examination);
     Some(DatabaseFacts { url: config.database.to_string(), identity, settings: db.settings().ok(), columns })
 }
 

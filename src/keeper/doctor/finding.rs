@@ -263,6 +263,15 @@ findings! {
     /// Envelopes outside of the register.
     Unregistered "unregistered-envelopes" Critical
         "Nobody counts, verifies or rotates them, and no rotation begins: it would leave them behind under a key that dies.";
+    /// A key that is to go is not proven to be unneeded here.
+    RotationUnfinished "rotation-unfinished" Warning
+        "Values may still be under a key that is to go: it can be neither retired nor destroyed.";
+    /// Values that no rotation could move.
+    LedgerOpen "ledger-open" Warning
+        "They stay under a key that is to go, and while they are neither mended nor given up nothing is proven.";
+    /// The fence in the database is down.
+    FenceMissing "fence-missing" Warning
+        "A value that was wrapped long ago could be stored under a key that is to go.";
     /// An exception that nothing needs.
     IgnoreNeedless "ignore-without-need" Info
         "The exception hides what may come into that column later.";
