@@ -39,6 +39,8 @@ pub struct Rotated {
     pub target: Option<KeyId>,
     /// The keys that values were moved from.
     pub from: Vec<KeyId>,
+    /// Those of them that are retired already.
+    pub retired: Vec<KeyId>,
     /// How many values were moved by this run.
     pub moved: u64,
     /// Values that could not be moved and were not given up: while there are any, nothing is proven or announced.
@@ -344,7 +346,8 @@ impl<'a> Rotation<'a> {
             return Ok(None);
         }
         let proven = !unfinished;
-        Ok(Some(Rotated { target: Some(target), from, open, proven, nothing: true, ..Rotated::default() }))
+        let retired = retired(report, &from);
+        Ok(Some(Rotated { target: Some(target), from, retired, open, proven, nothing: true, ..Rotated::default() }))
     }
 
     /// Moves everything to the key that seals, proves it, and announces it.
@@ -377,6 +380,7 @@ impl<'a> Rotation<'a> {
         };
         let mut done = Rotated {
             target: Some(target),
+            retired: retired(&report, &begun.old),
             from: begun.old.clone(),
             moved: begun.moved,
             proven: open.is_empty(),
@@ -552,6 +556,11 @@ pub(super) struct Left {
     pub(super) spot: Spot,
     pub(super) kid: KeyId,
     pub(super) count: u64,
+}
+
+fn retired(report: &Report, kids: &[KeyId]) -> Vec<KeyId> {
+    let retired = |kid: &KeyId| report.key(*kid).is_some_and(|key| key.fact.state == State::Retired);
+    kids.iter().copied().filter(retired).collect()
 }
 
 /// The generation of the newest key.

@@ -62,11 +62,25 @@ impl KeyList {
     fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
         let clean = self.clean;
         let config = app.config()?;
-        let mut lists = Vec::new();
-        for settings in std::iter::once(&config.token).chain(config.more_tokens.iter().map(|(_, settings)| settings)) {
+        let (mut lists, mut away) = (Vec::new(), Vec::new());
+        let further = config.more_tokens.iter().map(|(name, settings)| (name, settings));
+        for (name, settings) in std::iter::once((&config.token_name, &config.token)).chain(further) {
             let keyring = Keyring::new(settings.clone())?;
+            let report = match keyring.report() {
+                Err(error) if !config.more_tokens.is_empty() => {
+                    away.push((name.clone(), error));
+                    continue;
+                }
+                report => report?,
+            };
             let cleaned = if clean { tidied(&config, &keyring)? } else { Vec::new() };
-            lists.push(List::of(&keyring.report()?, &settings.keyring, cleaned));
+            let report = if clean { keyring.report()? } else { report };
+            lists.push(List::of(&report, &settings.keyring, cleaned));
+        }
+        if lists.is_empty()
+            && let Some((_, error)) = away.pop()
+        {
+            return Err(error.into());
         }
         // Of several tokens each seals until something is made on a later one: only the newest key does.
         let newest =
@@ -76,9 +90,11 @@ impl KeyList {
         }
         let mut first = lists.remove(0);
         first.further = lists;
-        app.report(out, 0, &first, |out| {
+        first.tokens_away = away.iter().map(|(name, _)| name.clone()).collect();
+        app.report(out, if away.is_empty() { 0 } else { 4 }, &first, |out| {
             first.write(out, "`hardwrap init`")?;
-            first.further.iter().try_for_each(|list| list.write(out, "`hardwrap rotate --to-token`"))
+            first.further.iter().try_for_each(|list| list.write(out, "`hardwrap rotate --to-token`"))?;
+            away.iter().try_for_each(|(name, error)| writeln!(out, "token {} is out of reach: {error}", plain(name)))
         })
     }
 }
@@ -102,6 +118,7 @@ impl List {
                 .collect(),
             databases: report.databases.clone(),
             further: Vec::new(),
+            tokens_away: Vec::new(),
         }
     }
 }
@@ -325,6 +342,9 @@ struct List {
     /// The same of every further token.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     further: Vec<List>,
+    /// Tokens of the configuration that could not be asked, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tokens_away: Vec<String>,
 }
 
 /// One key, as commands show it.

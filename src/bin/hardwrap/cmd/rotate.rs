@@ -279,6 +279,7 @@ impl Planned {
 struct Done {
     target: Option<String>,
     from: Vec<String>,
+    retired: Vec<String>,
     moved: u64,
     proven: bool,
     nothing: bool,
@@ -299,6 +300,7 @@ impl Done {
         Self {
             target: done.target.map(|kid| kid.to_string()),
             from: done.from.iter().map(ToString::to_string).collect(),
+            retired: done.retired.iter().map(ToString::to_string).collect(),
             moved: done.moved,
             proven: done.proven,
             nothing: done.nothing,
@@ -341,7 +343,8 @@ impl Done {
             )?;
         } else if self.proven {
             for kid in &self.from {
-                writeln!(out, "proven: no value names key {kid}; hardwrap key retire {kid} is the next step")?;
+                let next = if self.retired.contains(kid) { "destroy" } else { "retire" };
+                writeln!(out, "proven: no value names key {kid}; hardwrap key {next} {kid} is the next step")?;
             }
         }
         for one in &self.unheard {

@@ -1,11 +1,12 @@
 use std::io::Write;
 
 use clap::{Args, value_parser};
-use hardwrap::codec;
 use hardwrap::column::Column;
 use hardwrap::envelope::Marker;
 use hardwrap::keeper::Keeper;
+use hardwrap::provider::ProviderError;
 use hardwrap::store::{self, Stored};
+use hardwrap::{codec, hsm};
 use serde::Serialize;
 
 use crate::app::App;
@@ -130,6 +131,12 @@ impl Verified {
                 _ => self.opened += 1,
             },
             Err(store::Error::Unavailable(source)) => return Err(store::Error::Unavailable(source).into()),
+            Err(store::Error::Codec(codec::Error::Unavailable(ProviderError::Unavailable(source))))
+                if matches!(source.downcast_ref(), Some(hsm::Error::Asleep(_))) =>
+            {
+                let (key, error) = (row.key.to_string(), "Asleep");
+                self.bad.push(Bad { key, error, detail: source.to_string() });
+            }
             Err(store::Error::Codec(codec::Error::Unavailable(source))) => {
                 return Err(codec::Error::Unavailable(source).into());
             }
