@@ -176,6 +176,37 @@ fn o5_a_damaged_row_is_named_and_blocks_no_other() {
     assert_eq!(closed(&bench, &["key", "retire", &old]), ["rows-left"]);
 }
 
+/// The values that came back may be in a backup made meanwhile, so the horizon begins anew, also where they are gone.
+#[test]
+fn a_database_restored_from_before_its_proof_is_proven_anew() {
+    let bench = shop(3);
+    let old = keys(&bench)[0].0.clone();
+    let other_row = sealed(&bench, 77);
+    bench.sql(&format!("INSERT INTO customer (id, iban) VALUES (7, '{other_row}')"));
+    // Both fences, and a value that keeps the rotation from its proof.
+    report(&bench, 1, &["rotate", "--online"]);
+    let backup = bench.hsm.site().dir().join("backup.db");
+    bench.sql(&format!("VACUUM INTO '{}'", backup.display()));
+    bench.sql("DELETE FROM customer WHERE id = 7");
+    report(&bench, 0, &["rotate", "--resume"]);
+    let retire = ["key", "retire", &old];
+    assert_eq!(closed(&bench, &retire), [""; 0]);
+    let since = || text_of(&report(&bench, 0, &["database", "list"])[0]["proofs"][0]["since"]);
+    let before = since();
+    nap();
+    for suffix in ["-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{suffix}", bench.db().display()));
+    }
+    fs::copy(&backup, bench.db()).unwrap();
+    bench.sql("DELETE FROM customer WHERE id = 7");
+    assert_eq!(closed(&bench, &retire), ["ledger", "proof"]);
+    assert!(bench.fails(2, &["rotate"], b"").contains("--resume"));
+    report(&bench, 0, &["rotate", "--resume"]);
+    assert_eq!(closed(&bench, &retire), [""; 0]);
+    assert!(since() > before);
+    assert_eq!(report(&bench, 0, &["rotate", "--resume"])["nothing"], true);
+}
+
 #[test]
 fn each_gate_alone_keeps_a_key_from_being_retired_or_destroyed() {
     let bench = shop(3);

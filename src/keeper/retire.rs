@@ -267,9 +267,10 @@ impl Keeper {
         ));
         gates.push(gate(
             "proof",
-            match report.proofs.contains_key(&(identity.clone(), kid)) {
-                true => None,
-                false => Some(format!("nothing proves that no value here names it: {resume}")),
+            match (report.proofs.contains_key(&(identity.clone(), kid)), self.knows_proof(report, kid)?) {
+                (true, true) => None,
+                (true, false) => Some(format!("this database was restored from before its proof: {resume}")),
+                (false, _) => Some(format!("nothing proves that no value here names it: {resume}")),
             },
         ));
         let unproven = report.databases.iter().filter(|other| **other != identity);

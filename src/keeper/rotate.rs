@@ -17,7 +17,7 @@ use crate::column::Column;
 use crate::hsm::{Choice, KeyFact, KeyReport, Report, Route, State};
 use crate::provider::KeyId;
 use crate::rotation::{Control, MasterKeyRotated, Passed, Walk};
-use crate::store::{Counts, Db, Found, LedgerEntry, RotationLease, Spot};
+use crate::store::{Counts, Db, Found, LedgerEntry, RotationFact, RotationLease, Spot};
 
 /// How to move all values of a database to another key; [`Rotation::run`] does it.
 #[derive(Clone, Debug)]
@@ -296,8 +296,12 @@ impl<'a> Rotation<'a> {
         if let Some(active) = active {
             return Ok(Some(format!("key {} is still active beside the one that seals", active.kid)));
         }
-        let unproven = old.iter().find(|old| !report.proofs.contains_key(&(identity.clone(), old.kid)));
-        Ok(unproven.map(|old| format!("nothing proves yet that no value names key {}", old.kid)))
+        for kid in old.iter().map(|old| old.kid) {
+            if !report.proofs.contains_key(&(identity.clone(), kid)) || !self.keeper.knows_proof(report, kid)? {
+                return Ok(Some(format!("nothing proves yet that no value names key {kid}")));
+            }
+        }
+        Ok(None)
     }
 
     /// What a resumed rotation would say if there is nothing it could do. Only reads.
@@ -364,11 +368,14 @@ impl<'a> Rotation<'a> {
         keeper.drop_old_fences(&report)?;
         let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
         let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
-        // A proof that does not hold must not let another database destroy the key meanwhile.
+        // A proof that does not hold must not let another database destroy the key meanwhile, nor be there again after
+        // a crash.
         let proven = |kid: &KeyId| report.proofs.contains_key(&(identity.clone(), *kid));
         let proven: Vec<KeyId> = begun.old.iter().copied().filter(proven).collect();
-        for Left { kid, .. } in keeper.rows_left(keeper.db(), &proven)? {
-            if !begun.anew.contains(&kid) {
+        let left = keeper.rows_left(keeper.db(), &proven)?;
+        for kid in proven {
+            let fenced = keeper.db().missing_fences(kid, &keeper.spots())?.is_empty();
+            if !fenced || !keeper.knows_proof(&report, kid)? || left.iter().any(|left| left.kid == kid) {
                 keeper.holder(kid)?.withdraw_proof(&identity, kid)?;
                 begun.anew.push(kid);
             }
@@ -609,6 +616,15 @@ impl Keeper {
             fact.kid != sealing && matches!(fact.state, State::Active | State::Deactivated | State::Retired)
         };
         Ok(report.keys.iter().map(|key| &key.fact).filter(old).collect())
+    }
+
+    /// Whether this database knows that a rotation away from `kid` was proven. One that was restored from before does
+    /// not, whatever the token's record says: values under the key came back, and may be in backups made since.
+    pub(super) fn knows_proof(&self, report: &Report, kid: KeyId) -> Result<bool, Error> {
+        let sealing = report.current().map(|current| current.fact.kid);
+        let away = |target: KeyId| target > kid || Some(target) == sealing;
+        let proven = |one: &RotationFact| one.proven.is_some() && one.target.parse().is_ok_and(away);
+        Ok(self.db().rotations()?.iter().any(proven))
     }
 
     /// The registered columns, as the schema describes them now.
