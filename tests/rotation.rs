@@ -50,7 +50,7 @@ fn nap() {
 }
 
 #[test]
-fn a_rotation_moves_everything_proves_it_and_says_so_once() {
+fn f2_a_rotation_moves_everything_proves_it_and_says_so_once() {
     for mode in [&["rotate"][..], &["rotate", "--online"]] {
         let bench = shop(7);
         let payloads = || bench.sql("SELECT id, substr(iban, instr(iban, '.')) FROM customer ORDER BY id");
@@ -327,7 +327,7 @@ fn a_database_is_given_up_only_by_name_with_a_reason_and_from_another() {
 }
 
 #[test]
-fn rows_move_between_all_routes_of_the_token() {
+fn f11_rows_move_between_all_routes_of_the_token() {
     let bench = shop(2);
     for (step, mechanism) in ["aes-kw-wrap", "aes-gcm-caller-iv", "aes-kw", "aes-gcm"].into_iter().enumerate() {
         let mode = if step % 2 == 0 { "--online" } else { "--workers=1" };

@@ -56,7 +56,7 @@ fn said(done: &Output, code: i32) -> String {
 }
 
 #[test]
-fn o9_a_token_that_fails_half_way_rolls_everything_back() {
+fn a_token_that_fails_half_way_rolls_everything_back() {
     // Wrapping under the new key, or unwrapping under the old one, fails in the midst of the walk.
     for (fault, cause) in [
         ("C_Decrypt 35 0x30", "the keys are unavailable"),
@@ -88,7 +88,7 @@ fn o9_a_token_that_fails_half_way_rolls_everything_back() {
 }
 
 #[test]
-fn o9_a_database_that_refuses_one_row_rolls_everything_back() {
+fn a_database_that_refuses_one_row_rolls_everything_back() {
     let bench = shop(40);
     let before = rows(&bench);
     bench.sql("CREATE TRIGGER nope BEFORE UPDATE OF iban ON customer WHEN OLD.id = 33 BEGIN SELECT RAISE(ABORT, 'not today'); END");
@@ -110,7 +110,7 @@ fn o9_a_database_that_refuses_one_row_rolls_everything_back() {
 }
 
 #[test]
-fn o9_a_full_disk_loses_nothing_wherever_it_strikes() {
+fn a_full_disk_loses_nothing_wherever_it_strikes() {
     let mut outcomes = Vec::new();
     for limit in (40..).step_by(12) {
         let bench = shop(12);
@@ -155,7 +155,7 @@ fn interrupt(bench: &Bench, arguments: &[&str], signal: &str) -> Output {
 }
 
 #[test]
-fn ctrl_c_ends_an_online_rotation_after_its_batch_and_an_atomic_one_by_rolling_back() {
+fn o10_ctrl_c_ends_an_online_rotation_after_its_batch_and_an_atomic_one_by_rolling_back() {
     for signal in ["INT", "TERM"] {
         let bench = shop(60);
         let before = rows(&bench);
@@ -241,6 +241,27 @@ impl Rotator for Parcels {
     }
 }
 
+/// Says that it moved everything, and moves nothing.
+struct Liar;
+
+impl Rotator for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
+    }
+
+    fn columns(&self) -> Vec<Spot> {
+        vec![Spot { table: "parcel".to_owned(), column: "front".to_owned() }]
+    }
+
+    fn count(&self, _: &mut AnyConnection, _: KeyId) -> Result<u64, BoxedError> {
+        Ok(0)
+    }
+
+    fn rewrap(&self, _: &mut AnyConnection, _: &Rewrapper<'_>) -> Result<u64, BoxedError> {
+        Ok(3)
+    }
+}
+
 #[derive(Default)]
 struct Ear(AtomicUsize);
 
@@ -257,9 +278,9 @@ impl Listener for Ear {
 }
 
 #[test]
-fn o10_a_rotator_of_the_application_moves_its_own_layout_and_its_failure_rolls_everything_back() {
+fn a_rotator_of_the_application_moves_its_own_layout_and_its_failure_rolls_everything_back() {
     SoftHsm::isolated(
-        "o10_a_rotator_of_the_application_moves_its_own_layout_and_its_failure_rolls_everything_back",
+        "a_rotator_of_the_application_moves_its_own_layout_and_its_failure_rolls_everything_back",
         |site| {
             let file = site.dir().join("app.db");
             sqlite3(
@@ -335,4 +356,35 @@ fn o10_a_rotator_of_the_application_moves_its_own_layout_and_its_failure_rolls_e
             assert!(text(&refused.stderr).contains("fenced against key"), "{refused:?}");
         },
     );
+}
+
+/// The ancestor compared sums over all tables, which what is added to one of them makes fit.
+#[test]
+fn o6_the_proof_counts_each_column_whatever_a_rotator_says_it_moved() {
+    const NAME: &str = "o6_the_proof_counts_each_column_whatever_a_rotator_says_it_moved";
+    SoftHsm::isolated(NAME, |site| {
+        let file = site.dir().join("app.db");
+        sqlite3(&file, "CREATE TABLE parcel (id INTEGER PRIMARY KEY, front TEXT, payload TEXT)");
+        let url = format!("sqlite://{}", file.display());
+        let builder = Keeper::builder(site.uri().parse().unwrap(), url.parse().unwrap());
+        let (keeper, _) = builder.init(Choice::Auto).unwrap();
+        let column = contents();
+        for id in 1..=3 {
+            let parcel = keeper.codec().seal(&column.at(Some(&Row::from(id))).unwrap(), b"x").unwrap();
+            let (front, payload) = parcel.split_once('.').unwrap();
+            sqlite3(&file, &format!("INSERT INTO parcel VALUES ({id}, '{front}', '{payload}')"));
+        }
+        let ear = Arc::new(Ear::default());
+        let keeper = keeper.with_rotator(Arc::new(Liar)).with_listener(ear.clone());
+        let not_zero = |error: &keeper::Error| matches!(error, keeper::Error::NotZero { count: 3, column, .. } if column == "parcel.front");
+        let Err(keeper::Error::RolledBack(cause)) = keeper.rotation().run() else { panic!("rolled back") };
+        assert!(not_zero(&cause), "{cause:?}");
+        assert!(keeper.rotation().online(true).resume().is_err_and(|error| not_zero(&error)));
+        assert_eq!(ear.0.load(Ordering::Relaxed), 0);
+        // An honest one is believed no more, and counted alike.
+        drop(keeper);
+        let builder = Keeper::builder(site.uri().parse().unwrap(), url.parse().unwrap());
+        let keeper = builder.open().unwrap().with_rotator(Arc::new(Parcels { fails: AtomicBool::new(false) }));
+        assert!(keeper.rotation().resume().unwrap().proven);
+    });
 }

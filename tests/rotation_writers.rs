@@ -26,7 +26,7 @@ use hardwrap::store::{self, AgentRuns, Answer, Lease, NewRun, Persister, RunId, 
 use softhsm::{Site, SoftHsm};
 use sqlite::sqlite3;
 
-const NAME: &str = "four_writers_lose_nothing_while_keys_are_rotated";
+const NAME: &str = "o3_o4_four_writers_lose_nothing_while_keys_are_rotated";
 const NOW: i64 = 1_790_000_000;
 
 fn rotations() -> usize {
@@ -239,7 +239,7 @@ fn start(site: &Site, writer: u64) -> Child {
 }
 
 #[test]
-fn four_writers_lose_nothing_while_keys_are_rotated() {
+fn o3_o4_four_writers_lose_nothing_while_keys_are_rotated() {
     SoftHsm::isolated(NAME, |site| {
         if let Ok(writer) = env::var("HARDWRAP_TEST_WORKER") {
             let writer: u64 = writer.parse().unwrap();

@@ -445,12 +445,17 @@ impl<'a> Rotation<'a> {
     /// What is left then stands in the open ledger, which this gives.
     fn to_proof(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
         let mut idle = false;
+        let mut stands = None;
         loop {
             walk.db.settle_ledger(&self.keeper.register_now(), begun.target)?;
             let open = open(walk.db)?;
             if open.is_empty() {
                 match self.prove(walk.db, begun) {
-                    Err(Error::NotZero { .. }) if !idle => {}
+                    // A rotator may say that it moved what still stands there.
+                    Err(Error::NotZero { column, kid, count }) if !idle && stands != Some((column.clone(), count)) => {
+                        tracing::debug!(target: "hardwrap::keeper", %column, %kid, count, "the walk comes again");
+                        stands = Some((column, count));
+                    }
                     outcome => return outcome.map(|()| open),
                 }
             } else if idle {
@@ -565,6 +570,15 @@ pub(super) struct Left {
     pub(super) count: u64,
 }
 
+/// Whether a database, of which these are the rotations, knows that one away from `kid` was proven. One that was restored
+/// from before does not, whatever the token's record says: values under the key came back, and may be in backups made
+/// since.
+pub(super) fn knows_proof(rotations: &[RotationFact], report: &Report, kid: KeyId) -> bool {
+    let sealing = report.current().map(|current| current.fact.kid);
+    let away = |target: KeyId| target > kid || Some(target) == sealing;
+    rotations.iter().any(|one| one.proven.is_some() && one.target.parse().is_ok_and(away))
+}
+
 fn retired(report: &Report, kids: &[KeyId]) -> Vec<KeyId> {
     let retired = |kid: &KeyId| report.key(*kid).is_some_and(|key| key.fact.state == State::Retired);
     kids.iter().copied().filter(retired).collect()
@@ -618,13 +632,9 @@ impl Keeper {
         Ok(report.keys.iter().map(|key| &key.fact).filter(old).collect())
     }
 
-    /// Whether this database knows that a rotation away from `kid` was proven. One that was restored from before does
-    /// not, whatever the token's record says: values under the key came back, and may be in backups made since.
+    /// Whether this database knows that a rotation away from `kid` was proven.
     pub(super) fn knows_proof(&self, report: &Report, kid: KeyId) -> Result<bool, Error> {
-        let sealing = report.current().map(|current| current.fact.kid);
-        let away = |target: KeyId| target > kid || Some(target) == sealing;
-        let proven = |one: &RotationFact| one.proven.is_some() && one.target.parse().is_ok_and(away);
-        Ok(self.db().rotations()?.iter().any(proven))
+        Ok(knows_proof(&self.db().rotations()?, report, kid))
     }
 
     /// The registered columns, as the schema describes them now.

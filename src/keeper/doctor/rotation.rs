@@ -4,6 +4,7 @@ use super::configuration::chain;
 use super::{Examination, Finding, FindingId};
 use crate::column::Register;
 use crate::hsm::{Report, State};
+use crate::keeper::rotate::knows_proof;
 use crate::store::{self, Db, Spot};
 
 /// Looks at what this database says of rotations; what they left unfinished is known only where the token answered.
@@ -53,11 +54,12 @@ fn keys(db: &Db, identity: &str, register: &Register, token: &Report) -> Result<
         .iter()
         .map(|column| Spot { table: column.table().to_owned(), column: column.name().to_owned() })
         .collect();
+    let rotations = db.rotations()?;
     let mut found = Vec::new();
     for fact in token.keys.iter().map(|key| &key.fact).filter(|fact| fact.kid < sealing) {
         let kid = fact.kid;
         let old = matches!(fact.state, State::Active | State::Deactivated | State::Retired);
-        let proven = token.proofs.contains_key(&(identity.to_owned(), kid));
+        let proven = token.proofs.contains_key(&(identity.to_owned(), kid)) && knows_proof(&rotations, token, kid);
         let mut say = |id, what| found.push(Finding::new(id, kid.to_string(), what, "run hardwrap rotate --resume"));
         if old && !proven {
             say(FindingId::RotationUnfinished, "nothing proves that no value here names it".to_owned());
