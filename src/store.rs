@@ -43,7 +43,7 @@ pub use in_place::SealedInPlace;
 pub use key::{Key, OddKey};
 pub use lease::RotationLease;
 pub(crate) use ledger::KEYLESS;
-pub use ledger::LedgerEntry;
+pub use ledger::{BadValue, LedgerEntry};
 pub use plain::Plain;
 pub use rotations::{LastDiscovery, RotationFact};
 pub use schema::{Applied, Identity, KeySeen, schema_sql};

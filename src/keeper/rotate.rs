@@ -8,6 +8,7 @@
 //!
 //! Whatever is cut off is finished by [`Rotation::resume`], from what stands on the token and in the database alone.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use jiff::Timestamp;
@@ -17,7 +18,7 @@ use crate::column::Column;
 use crate::hsm::{Choice, KeyFact, KeyReport, Report, Route, State};
 use crate::provider::KeyId;
 use crate::rotation::{Control, MasterKeyRotated, Passed, Walk};
-use crate::store::{Counts, Db, Found, LedgerEntry, RotationFact, RotationLease, Spot};
+use crate::store::{Counts, Db, Found, Key, LedgerEntry, RotationFact, RotationLease, Spot};
 
 /// How to move all values of a database to another key; [`Rotation::run`] does it.
 #[derive(Clone, Debug)]
@@ -326,9 +327,10 @@ impl<'a> Rotation<'a> {
         let mut left = 0;
         for column in &keeper.register_now() {
             let mut moves = false;
+            let of_column = ledger.iter().filter(|entry| entry.is_of(column));
+            let noted: HashMap<&Key, &LedgerEntry> = of_column.map(|entry| (&entry.key, entry)).collect();
             walk.try_column(column, |key, kind| {
-                let same = |entry: &LedgerEntry, kind| entry.error == kind || entry.accepted.is_some();
-                let known = |kind| ledger.iter().any(|entry| entry.is_about(column, key) && same(entry, kind));
+                let known = |kind| noted.get(key).is_some_and(|entry| entry.error == kind || entry.accepted.is_some());
                 if kind.is_some_and(known) {
                     left += 1;
                     return ControlFlow::Continue(());

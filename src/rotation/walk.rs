@@ -10,7 +10,7 @@ use crate::codec::{self, Codec};
 use crate::column::Column;
 use crate::provider::KeyId;
 use crate::spread::spread;
-use crate::store::{Db, Error, FrontPage, KEYLESS, Key, NewFront, RotationLease, StoredFront};
+use crate::store::{BadValue, Db, Error, FrontPage, KEYLESS, Key, NewFront, RotationLease, StoredFront};
 
 /// Moves the values of one database to the key that seals.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Walk<'_> {
     pub fn column(&self, column: &Column) -> Result<Passed, Error> {
         let mut passed = Passed::default();
         if self.db.count_keyless(column, self.target)? > 0 {
-            self.db.note_in_ledger(column, &Key::from(KEYLESS), None, "NoKey")?;
+            self.db.note_in_ledger(column, &[BadValue { key: KEYLESS.into(), kid: None, error: "NoKey" }])?;
             passed.bad += 1;
         }
         let total = self.db.count_rows(column)?;
@@ -179,7 +179,10 @@ impl Walk<'_> {
                 Ok(Some(new)) => made.push((front, new)),
                 // Under the key that seals by now, which is not the target: somebody activated another.
                 Ok(None) => passed.changed += 1,
-                Err(error) => bad.push((front, self.kind(column, front, error)?)),
+                Err(error) => {
+                    let error = self.kind(column, front, error)?;
+                    bad.push(BadValue { key: front.key.clone(), kid: front.kid(), error });
+                }
             }
         }
         let new: Vec<NewFront<'_>> = made
@@ -190,10 +193,8 @@ impl Walk<'_> {
         let moved = replaced.iter().filter(|replaced| **replaced).count() as u64;
         passed.moved += moved;
         passed.changed += new.len() as u64 - moved;
-        for (front, kind) in bad {
-            self.db.note_in_ledger(column, &front.key, front.kid(), kind)?;
-            passed.bad += 1;
-        }
+        self.db.note_in_ledger(column, &bad)?;
+        passed.bad += bad.len() as u64;
         Ok(passed)
     }
 

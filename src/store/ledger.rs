@@ -13,40 +13,20 @@ use crate::envelope::Marker;
 use crate::provider::KeyId;
 
 impl Db {
-    /// Notes a value that could not be moved, and why. Noted before, its reason is renewed; one that was given up stays
-    /// so while the value is the same.
+    /// Notes values that could not be moved, and why, in one transaction. Noted before, its reason is renewed; one that
+    /// was given up stays so while the value is the same.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub fn note_in_ledger(&self, column: &Column, key: &Key, kid: Option<KeyId>, error: &str) -> Result<(), Error> {
-        let stored = self.read_key(column, key)?;
-        let digest = stored.and_then(|row| row.value).map(|value| digest_of(value.bytes())).unwrap_or_default();
-        let (kid, shown) = (kid.map(|kid| kid.to_string()).unwrap_or_default(), key.to_string());
+    pub fn note_in_ledger(&self, column: &Column, bad: &[BadValue]) -> Result<(), Error> {
+        if bad.is_empty() {
+            return Ok(());
+        }
+        let digests = bad.iter().map(|one| self.digest_at(column, &one.key)).collect::<Result<Vec<_>, _>>()?;
         self.write(|connection| {
-            let standing = Query::new(format!("SELECT {LEDGER} FROM hardwrap_ledger"));
-            let standing: Vec<LedgerRow> = at_row(standing, column, key).load(connection)?;
-            let same = |one: &LedgerRow| one.digest == digest && one.kid == kid;
-            if standing.iter().any(|one| same(one) && (one.error == error || one.accepted.is_some())) {
-                return Ok(());
+            for (one, digest) in bad.iter().zip(digests) {
+                note(connection, column, one, &digest)?;
             }
-            at_row(Query::new("DELETE FROM hardwrap_ledger"), column, key).execute(connection)?;
-            let insert = Query::new(
-                "INSERT INTO hardwrap_ledger (tbl, col, shown, kid, error, digest, noted, row_key) VALUES (",
-            )
-            .text(column.table())
-            .sql(", ")
-            .text(column.name())
-            .sql(", ")
-            .text(&shown)
-            .sql(", ")
-            .text(&kid)
-            .sql(", ")
-            .text(error)
-            .sql(", ")
-            .text(&digest)
-            .sql(", ");
-            let now = now();
-            key.bind(insert.text(&now).sql(", ")).sql(")").execute(connection)?;
             Ok(())
         })
     }
@@ -120,10 +100,20 @@ impl Db {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn is_given_up(&self, column: &Column, key: &Key) -> Result<bool, Error> {
-        let stored = self.read_key(column, key)?;
-        let digest = stored.and_then(|row| row.value).map(|value| digest_of(value.bytes())).unwrap_or_default();
-        let about = |entry: &LedgerEntry| entry.accepted.is_some() && entry.is_about(column, key);
-        Ok(self.ledger()?.iter().any(|entry| about(entry) && entry.digest == digest))
+        let standing = Query::new(format!("SELECT {LEDGER} FROM hardwrap_ledger"));
+        let standing: Vec<LedgerRow> = self
+            .read_with(|connection| at_row(standing, column, key).sql(" AND accepted IS NOT NULL").load(connection))?;
+        if standing.is_empty() {
+            return Ok(false);
+        }
+        let digest = self.digest_at(column, key)?;
+        Ok(standing.iter().any(|one| one.digest == digest))
+    }
+
+    /// What tells the value of a row from another; empty where there is none.
+    fn digest_at(&self, column: &Column, key: &Key) -> Result<String, Error> {
+        let value = self.read_key(column, key)?.and_then(|row| row.value);
+        Ok(value.map(|value| digest_of(value.bytes())).unwrap_or_default())
     }
 
     /// How many values at `spot` that name `kid` were given up, and are still what they were then.
@@ -145,7 +135,48 @@ impl Db {
     }
 }
 
-/// A value that could not be moved.
+/// A value that cannot be moved.
+#[derive(Clone, Debug)]
+pub struct BadValue {
+    /// What its row is found by.
+    pub key: Key,
+    /// The key it names, where that can be read.
+    pub kid: Option<KeyId>,
+    /// Why: the kind of error.
+    pub error: &'static str,
+}
+
+fn note(connection: &mut SqliteConnection, column: &Column, bad: &BadValue, digest: &str) -> Result<(), Error> {
+    let (kid, shown) = (bad.kid.map(|kid| kid.to_string()).unwrap_or_default(), bad.key.to_string());
+    let standing = Query::new(format!("SELECT {LEDGER} FROM hardwrap_ledger"));
+    let standing: Vec<LedgerRow> = at_row(standing, column, &bad.key).load(connection)?;
+    let same = |one: &LedgerRow| one.digest == digest && one.kid == kid;
+    if standing.iter().any(|one| same(one) && (one.error == bad.error || one.accepted.is_some())) {
+        return Ok(());
+    }
+    at_row(Query::new("DELETE FROM hardwrap_ledger"), column, &bad.key).execute(connection)?;
+    let now = now();
+    let insert =
+        Query::new("INSERT INTO hardwrap_ledger (tbl, col, shown, kid, error, digest, noted, row_key) VALUES (")
+            .text(column.table())
+            .sql(", ")
+            .text(column.name())
+            .sql(", ")
+            .text(&shown)
+            .sql(", ")
+            .text(&kid)
+            .sql(", ")
+            .text(bad.error)
+            .sql(", ")
+            .text(digest)
+            .sql(", ")
+            .text(&now)
+            .sql(", ");
+    bad.key.bind(insert).sql(")").execute(connection)?;
+    Ok(())
+}
+
+/// An entry of the ledger: a value that could not be moved.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LedgerEntry {
     /// Its number, by which it is accepted.
@@ -170,12 +201,8 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
-    /// Whether this is about the value of that row.
-    pub fn is_about(&self, column: &Column, key: &Key) -> bool {
-        self.is_of(column) && self.key == *key
-    }
-
-    fn is_of(&self, column: &Column) -> bool {
+    /// Whether this is about a value of that column.
+    pub fn is_of(&self, column: &Column) -> bool {
         self.table.eq_ignore_ascii_case(column.table()) && self.column.eq_ignore_ascii_case(column.name())
     }
 }

@@ -26,6 +26,7 @@ CREATE TABLE hardwrap_ledger (
     accepted TEXT,
     reason TEXT
 );
+CREATE INDEX hardwrap_ledger_row ON hardwrap_ledger (tbl, col, row_key);
 -- What listeners are to hear, at least once.
 CREATE TABLE hardwrap_outbox (
     id TEXT NOT NULL PRIMARY KEY,
