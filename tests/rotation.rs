@@ -494,6 +494,23 @@ fn what_a_backup_brings_back_under_a_retired_or_destroyed_key_is_named_and_block
 }
 
 #[test]
+fn a_wrong_identifier_is_hinted_at_and_fills_no_screen() {
+    let bench = shop(1);
+    let motto = text(&bench.ok(&["seal", "--column", "customer.motto"], b"carpe diem"));
+    let numbers = "WITH RECURSIVE number (n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM number WHERE n < 40)";
+    bench.sql(&format!("{numbers} INSERT INTO customer (id, motto) SELECT n, '{motto}' FROM number"));
+    bench.edit("identifier = \"shop:customer:motto\"", "identifier = \"shop:client:motto\"");
+    let dry = text(&bench.run(&["rotate", "--dry-run"], b"").stdout);
+    assert!(dry.contains("and 19 more") && dry.contains("is the identifier the one"), "{dry}");
+    let done = text(&bench.run(&["rotate"], b"").stdout);
+    assert!(done.lines().count() < 25 && done.contains("and 19 more: hardwrap ledger list"), "{done}");
+    bench.edit("identifier = \"shop:client:motto\"", "identifier = \"shop:customer:motto\"");
+    let mended = report(&bench, 0, &["rotate", "--resume"]);
+    assert_eq!((&mended["moved"], &mended["proven"]), (&39.into(), &true.into()));
+    assert_eq!(report(&bench, 0, &["ledger", "list"]), Value::Array(Vec::new()));
+}
+
+#[test]
 fn a_row_without_a_key_is_named() {
     let bench = shop(1);
     let iban = sealed(&bench, 1);

@@ -255,8 +255,17 @@ impl Planned {
                 0 => writeln!(out)?,
                 bad => writeln!(out, ", {bad} CANNOT BE MOVED")?,
             }
-            for bad in &one.bad {
+            for bad in one.bad.iter().take(SHOWN) {
                 writeln!(out, "  key {}: {}", plain(&bad.key), bad.error)?;
+            }
+            if one.bad.len() > SHOWN {
+                writeln!(out, "  and {} more: --json has all", one.bad.len() - SHOWN)?;
+            }
+            if tried > 1 && one.bad.len() as u64 == tried && one.bad.iter().all(|bad| bad.error == "Rejected") {
+                writeln!(
+                    out,
+                    "  every one Rejected: is the identifier the one that they were sealed with, and the row?"
+                )?;
             }
             if one.keyless > 0 {
                 writeln!(out, "  {} rows have no key (NULL) and cannot be moved: give them one", one.keyless)?;
@@ -274,6 +283,9 @@ impl Planned {
         writeln!(out, "{}", if self.clear { "it would run to its end" } else { "it would NOT run to its end" })
     }
 }
+
+/// Of more bad values than this only so many are shown to people.
+const SHOWN: usize = 20;
 
 #[derive(Serialize)]
 struct Done {
@@ -325,7 +337,7 @@ impl Done {
             (false, true) => writeln!(out, "key {target} seals; there was no other")?,
             (false, false) => writeln!(out, "{} values moved to key {target}", self.moved)?,
         }
-        for one in &self.open {
+        for one in self.open.iter().take(SHOWN) {
             writeln!(
                 out,
                 "COULD NOT BE MOVED: {} key {}: {} (ledger {})",
@@ -334,6 +346,9 @@ impl Done {
                 one.error,
                 one.id
             )?;
+        }
+        if self.open.len() > SHOWN {
+            writeln!(out, "and {} more: hardwrap ledger list", self.open.len() - SHOWN)?;
         }
         if !self.open.is_empty() {
             writeln!(
