@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use diesel::prelude::*;
-use diesel::sql_types::{BigInt, Nullable, Text};
+use diesel::sql_types::{BigInt, Bool, Nullable, Text};
+use diesel::sqlite::SqliteAggregateFunction;
 
 use super::sql::{self, Query};
 use super::{Db, Error};
@@ -13,7 +14,8 @@ use crate::column::Column;
 use crate::provider::KeyId;
 
 impl Db {
-    /// Counts every row of a column by what its value is, in one statement.
+    /// Counts every row of a column by what its value is, in one pass. [`Counts::sql`] says the same, and sorts all rows
+    /// for it.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
@@ -24,13 +26,28 @@ impl Db {
             sql::of_t(column.key()),
             sql::from(column)
         );
-        let rows: Vec<KindCount> = self.read_with(|connection| Query::new(sql.as_str()).load(connection))?;
+        let tally = format!(
+            "SELECT hardwrap_tally({}, {} IS NULL) AS tally FROM {}",
+            sql::kind_of(&sql::of_t(column.name())),
+            sql::of_t(column.key()),
+            sql::from(column)
+        );
+        let tally: Vec<Tallied> = self.read_with(|connection| {
+            hardwrap_tally_utils::register_impl::<Tally, _, _>(connection)?;
+            Query::new(tally).load(connection)
+        })?;
+        let tally = tally.into_iter().next().map(|row| row.tally).unwrap_or_default();
         let mut counts = Counts { sql, ..Counts::default() };
-        for row in rows {
-            let total = row.total.unsigned_abs();
+        for line in tally.lines() {
+            let mut parts = line.split(' ');
+            let (Some(kind), Some(Ok(total)), Some(Ok(keyless))) =
+                (parts.next(), parts.next().map(str::parse::<u64>), parts.next().map(str::parse::<u64>))
+            else {
+                continue;
+            };
             counts.total += total;
-            counts.keyless += row.keyless.unsigned_abs();
-            match row.kind.as_str() {
+            counts.keyless += keyless;
+            match kind {
                 "null" => counts.null = total,
                 "empty" => counts.empty = total,
                 "damaged" => counts.damaged = total,
@@ -104,12 +121,34 @@ struct Longest {
     longest: Option<i64>,
 }
 
+#[diesel::declare_sql_function]
+extern "SQL" {
+    /// How often each kind was met, and how often without a key: a line for each.
+    #[aggregate]
+    fn hardwrap_tally(kind: Text, keyless: Bool) -> Text;
+}
+
+/// GROUP BY sorts every row; this remembers every kind.
+#[derive(Default)]
+struct Tally(BTreeMap<String, [u64; 2]>);
+
+impl SqliteAggregateFunction<(String, bool)> for Tally {
+    type Output = String;
+
+    fn step(&mut self, (kind, keyless): (String, bool)) {
+        let [total, without] = self.0.entry(kind).or_default();
+        *total += 1;
+        *without += u64::from(keyless);
+    }
+
+    fn finalize(tally: Option<Self>) -> String {
+        let line = |(kind, [total, without]): (&String, &[u64; 2])| format!("{kind} {total} {without}\n");
+        tally.map_or_else(String::new, |tally| tally.0.iter().map(line).collect())
+    }
+}
+
 #[derive(QueryableByName)]
-struct KindCount {
+struct Tallied {
     #[diesel(sql_type = Text)]
-    kind: String,
-    #[diesel(sql_type = BigInt)]
-    total: i64,
-    #[diesel(sql_type = BigInt)]
-    keyless: i64,
+    tally: String,
 }
