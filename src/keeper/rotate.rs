@@ -214,8 +214,8 @@ impl<'a> Rotation<'a> {
     ///
     /// # Errors
     /// [`Error::Unfinished`] if an earlier rotation is; [`Error::Unregistered`]; [`Error::RolledBack`];
-    /// [`Error::CutOff`]; [`Error::Stopped`]; [`Error::NotZero`]; what keeps token or database from working. Whatever it is, every value
-    /// that was readable still is.
+    /// [`Error::CutOff`]; [`Error::Stopped`]; [`Error::NotZero`]; what keeps token or database from working. Whatever it
+    /// is, every value that was readable still is.
     pub fn run(&self) -> Result<Rotated, Error> {
         self.keeper.check()?;
         self.keeper.usable()?;
