@@ -15,8 +15,9 @@
 //! - *the write that is late only at its commit*: SQLite lets one writer in at a time, so a store and its trigger are
 //!   one step, and nothing comes between the steps of the atomic transaction, which is one step here;
 //! - *a second rotator*: the lease keeps it out, and every write of the walk asks for it (`tests/rotation.rs`);
-//! - *a restore under a running command*: it ends the command here, for SQLite's file cannot be put back under an open
-//!   connection;
+//! - *a restore under a running command*: it ends the command here, for what uses the database is stopped first, as
+//!   `src/docs/rotation.md` says. SQLite does not see to that: `.restore` goes under an open connection, and a rotation
+//!   that had raised its fence would prove without it;
 //! - *columns, pages, rotators of the application, other databases*: they are walked and counted one after the other,
 //!   as rows are here; a gate asks for the proof of each database;
 //! - *the ledger*: what cannot be re-wrapped keeps a rotation from its proof, or was given up by the operator;

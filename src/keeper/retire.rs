@@ -59,6 +59,8 @@ impl Keeper {
     /// Whatever keeps token or database from answering.
     pub fn destruction(&self, kid: KeyId, confirm: &str, longer: Option<super::Duration>) -> Result<Vec<Gate>, Error> {
         self.usable()?;
+        // Before the database is looked at: what could be restored after that look needs no key that has waited by now.
+        let now = Timestamp::now();
         let report = self.report()?;
         let mut gates = self.gates(&report, kid)?;
         let state = report.key(kid).map(|key| key.fact.state);
@@ -115,7 +117,7 @@ impl Keeper {
                 (Some(since), Some(wait)) => {
                     let wait = SignedDuration::from_secs(i64::try_from(wait.as_secs()).unwrap_or(i64::MAX));
                     let end = since.checked_add(wait).unwrap_or(Timestamp::MAX);
-                    (Timestamp::now() < end)
+                    (now < end)
                         .then(|| format!("a backup from before {} may need it until {}", seconds(since), seconds(end)))
                 }
                 _ => Some("nothing is proven, so nothing has begun to pass".to_owned()),
