@@ -527,6 +527,11 @@ pub enum Error {
          run `hardwrap rotate --resume`"
     )]
     RolledBack(#[source] Box<Error>),
+    /// The fence in the database went away while values were moved: somebody dropped it, or put a backup there.
+    #[error(
+        "the fence against key {0} is gone from the database since the rotation began: run `hardwrap rotate --resume`"
+    )]
+    FenceGone(KeyId),
     /// After the walk, values still name an old key: the proof failed.
     #[error("{count} values of {column} still name key {kid}: run `hardwrap rotate --resume`")]
     NotZero {
@@ -593,6 +598,7 @@ impl Error {
             Self::Stopped { .. } => "Stopped",
             Self::CutOff(_) => "CutOff",
             Self::RolledBack(_) => "RolledBack",
+            Self::FenceGone(_) => "FenceGone",
             Self::NotZero { .. } => "NotZero",
             Self::AnotherSeals(_) => "AnotherSeals",
             Self::Rotator(..) => "Rotator",

@@ -262,6 +262,53 @@ impl Rotator for Liar {
     }
 }
 
+/// Takes the fence away behind the rotation, as a backup does that is put back under it.
+struct Saboteur;
+
+impl Rotator for Saboteur {
+    fn name(&self) -> &'static str {
+        "saboteur"
+    }
+
+    fn columns(&self) -> Vec<Spot> {
+        Vec::new()
+    }
+
+    fn count(&self, _: &mut AnyConnection, _: KeyId) -> Result<u64, BoxedError> {
+        Ok(0)
+    }
+
+    fn rewrap(&self, connection: &mut AnyConnection, _: &Rewrapper<'_>) -> Result<u64, BoxedError> {
+        #[derive(QueryableByName)]
+        struct Trigger {
+            #[diesel(sql_type = Text)]
+            name: String,
+        }
+        let fence = "SELECT name FROM sqlite_schema WHERE name GLOB 'hardwrap_fence_*' LIMIT 1";
+        for Trigger { name } in diesel::sql_query(fence).load(connection)? {
+            diesel::sql_query(format!("DROP TRIGGER {name}")).execute(connection)?;
+        }
+        Ok(0)
+    }
+}
+
+#[test]
+fn nothing_is_proven_without_the_fence() {
+    SoftHsm::isolated("nothing_is_proven_without_the_fence", |site| {
+        let file = site.dir().join("app.db");
+        sqlite3(&file, "CREATE TABLE parcel (id INTEGER PRIMARY KEY, front TEXT, payload TEXT)");
+        let url = format!("sqlite://{}", file.display());
+        let builder = Keeper::builder(site.uri().parse().unwrap(), url.parse().unwrap()).columns([contents()]);
+        let (keeper, _) = builder.init(Choice::Auto).unwrap();
+        let old = keeper.report().unwrap().current().unwrap().fact.kid;
+        let keeper = keeper.with_rotator(Arc::new(Saboteur));
+        let Err(keeper::Error::RolledBack(cause)) = keeper.rotation().run() else { panic!("rolled back") };
+        assert!(matches!(*cause, keeper::Error::FenceGone(kid) if kid == old), "{cause:?}");
+        // Online it is proven before the rotator comes again.
+        assert!(keeper.rotation().online(true).resume().unwrap().proven);
+    });
+}
+
 #[derive(Default)]
 struct Ear(AtomicUsize);
 

@@ -416,7 +416,7 @@ impl<'a> Rotation<'a> {
         };
         moved().map_err(|error| match error {
             // These say themselves what to do next.
-            Error::Stopped { .. } | Error::NotZero { .. } | Error::AnotherSeals(_) => error,
+            Error::Stopped { .. } | Error::NotZero { .. } | Error::FenceGone(_) | Error::AnotherSeals(_) => error,
             error => Error::CutOff(Box::new(error)),
         })
     }
@@ -501,6 +501,12 @@ impl<'a> Rotation<'a> {
     /// Proves that no value names an old key, and notes it with the event, in the transaction it was proven in.
     fn prove(&self, db: &Db, begun: &Begun) -> Result<(), Error> {
         self.refuse_unregistered(db, false)?;
+        // A proof without the fence says nothing of what is stored after it.
+        for kid in &begun.old {
+            if !db.missing_fences(*kid, &self.keeper.spots())?.is_empty() {
+                return Err(Error::FenceGone(*kid));
+            }
+        }
         if let Some(Left { spot, kid, count }) = self.keeper.rows_left(db, &begun.old)?.into_iter().next() {
             return Err(Error::NotZero { column: spot.to_string(), kid, count });
         }
