@@ -237,7 +237,7 @@ impl Keyring {
         if let Some(made) = self.pool.with(|lease| Ok(active(lease).map(|(kid, route)| Made::Nothing(kid, route))))? {
             return Ok(made);
         }
-        let finished = self.pool.once(finish_recorded)?;
+        let finished = self.pool.once(|lease| finish_recorded(lease, |fact| fact.state == State::Active))?;
         let made = match finished {
             Some((kid, route)) => Made::Finished(kid, route),
             None => {
@@ -251,6 +251,17 @@ impl Keyring {
             Some(_) => Ok(made),
             None => Err(Error::Untrusted("it was made, and is not found again under its label".to_owned())),
         }
+    }
+
+    /// Finishes the making of a key that a crash left recorded and not yet relabelled; says whether there was one.
+    ///
+    /// # Errors
+    /// Whatever keeps the token from answering.
+    pub(crate) fn finish(&self, kid: KeyId) -> Result<bool, Error> {
+        self.pool.refresh()?;
+        let finished = self.pool.once(|lease| finish_recorded(lease, |fact| fact.kid == kid))?;
+        self.pool.refresh()?;
+        Ok(finished.is_some())
     }
 
     /// Makes a key that may not wrap yet (pre-active): [`Keyring::activate`] lets it.
@@ -759,11 +770,11 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
 }
 
 /// Relabels a key that is recorded as active and still lies under the label of keys in the making.
-fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
+fn finish_recorded(lease: &Lease, wanted: impl Fn(&KeyFact) -> bool) -> Result<Option<(KeyId, Route)>, Error> {
     let Access { session, module } = lease.access();
     for left in &lease.keys().leftovers {
         let Some(fact) = left.recorded.and_then(|kid| lease.keys().record.keys.get(&kid)) else { continue };
-        if fact.state != State::Active || Seen::read(session, left.handle)?.untrusted().is_some() {
+        if !wanted(fact) || Seen::read(session, left.handle)?.untrusted().is_some() {
             continue;
         }
         let access = Access { session, module };

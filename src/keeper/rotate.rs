@@ -242,15 +242,23 @@ impl<'a> Rotation<'a> {
         if let Some(name) = self.to_token.as_ref().filter(|name| keeper.parts.tokens.named(name).is_none()) {
             return Err(Error::NoSuchToken(name.clone()));
         }
-        // One that `key generate` made is taken, but for where another token is asked for.
-        let waits = |key: &&KeyReport| key.fact.state == State::PreActive && key.fact.kid > current.fact.kid;
-        let waiting = report.keys.iter().rev().find(waits).filter(|_| self.to_token.is_none());
-        let new = match waiting {
-            Some(waiting) => waiting.fact.kid,
+        let new = match self.waiting(&report, current)? {
+            Some(waiting) => waiting,
             None => self.generate(&report, current)?,
         };
         keeper.holder(new)?.activate(new)?;
         self.move_all(lease)
+    }
+
+    /// The key that `key generate` made, or a rotation that did not come further; but for where another token is asked
+    /// for.
+    fn waiting(&self, report: &Report, current: &KeyReport) -> Result<Option<KeyId>, Error> {
+        let waits = |key: &&KeyReport| key.fact.state == State::PreActive && key.fact.kid > current.fact.kid;
+        let Some(waiting) = report.keys.iter().rev().find(waits).filter(|_| self.to_token.is_none()) else {
+            return Ok(None);
+        };
+        let kid = waiting.fact.kid;
+        Ok((waiting.works || self.keeper.holder(kid)?.finish(kid)?).then_some(kid))
     }
 
     /// Makes the key that everything moves to, on the token that was asked for.
