@@ -1,7 +1,7 @@
 //! Rotation, retirement and destruction, killed anywhere: every row opens afterwards, and what was begun can be finished.
 //!
-//! `ci/test` kills 20 online and 5 atomic rotations at random, and every few calls to the token; with HARDWRAP_LONG it
-//! is 200, 50, and before and after every call.
+//! `ci/test` kills 20 online and 5 atomic rotations at random, and before and after each call that changes the token;
+//! with HARDWRAP_LONG it is 200, 50, and before and after every call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 #[path = "support/bench.rs"]
@@ -76,35 +76,44 @@ impl Victim {
         assert_eq!(payloads(&self.bench), self.payloads);
     }
 
-    /// Runs a command that is killed at this call to the token; says whether it came to that.
-    fn kill_at(&self, command: &[&str], call: usize, when: &str) -> bool {
+    /// Runs a command that is killed by this rule of the fault module; says whether it came to that.
+    fn kill_by(&self, command: &[&str], rule: &str) -> bool {
         let site = self.bench.hsm.site();
         self.restore();
         fs::write(self.bench.config(), self.config.replace(&site.uri(), &site.faulty_uri())).unwrap();
-        site.set_faults(&format!("any {call} {when}"));
+        site.set_faults(rule);
         let done = self.bench.faulty(command).output().unwrap();
         fs::write(self.bench.config(), &self.config).unwrap();
         if done.status.success() {
             return false;
         }
-        assert_eq!(done.status.code(), None, "killed, not failed: {}", text(&done.stderr));
+        assert_eq!(done.status.code(), None, "{rule}: killed, not failed: {}", text(&done.stderr));
         self.is_whole();
         true
     }
 
-    /// Kills a command at its calls to the token, and lets `then` look at what is left.
+    /// Kills a command before and after each call that changes the token, and at others; lets `then` look at what is
+    /// left.
     fn kill_at_calls(&self, command: &[&str], then: impl Fn()) -> usize {
-        let (stride, whens): (usize, &[[&str; 2]]) =
-            if is_long() { (1, &[["kill"; 2], ["kill-after"; 2]]) } else { (7, &[["kill", "kill-after"]]) };
         let mut kills = 0;
-        for when in whens {
-            for call in (1..).step_by(stride) {
-                if !self.kill_at(command, call, when[call % 2]) {
-                    break;
-                }
+        let mut kill = |function: &str, call: usize, when: &str| {
+            let rule = format!("{function} {call} {when}");
+            let killed = self.kill_by(command, &rule);
+            if killed {
                 then();
                 kills += 1;
             }
+            killed
+        };
+        for when in ["kill", "kill-after"] {
+            for function in ["C_GenerateKey", "C_CreateObject", "C_SetAttributeValue", "C_DestroyObject"] {
+                (1..).find(|call| !kill(function, *call, when));
+            }
+        }
+        let (stride, whens): (usize, &[[&str; 2]]) =
+            if is_long() { (1, &[["kill"; 2], ["kill-after"; 2]]) } else { (19, &[["kill", "kill-after"]]) };
+        for when in whens {
+            (1..).step_by(stride).find(|call| !kill("any", *call, when[call % 2]));
         }
         println!("{command:?}: killed at {kills} calls");
         kills

@@ -237,7 +237,7 @@ impl Keyring {
         if let Some(made) = self.pool.with(|lease| Ok(active(lease).map(|(kid, route)| Made::Nothing(kid, route))))? {
             return Ok(made);
         }
-        let finished = self.pool.once(finish_recorded)?;
+        let finished = self.pool.once(|lease| finish_recorded(lease, |fact| fact.state == State::Active))?;
         let made = match finished {
             Some((kid, route)) => Made::Finished(kid, route),
             None => {
@@ -274,11 +274,16 @@ impl Keyring {
     }
 
     /// Lets a pre-active key wrap: new values are sealed under it from now on, in every process within a second of its
-    /// next call. Keys that are active stay so; of those, the one made last seals. Done again, it changes nothing.
+    /// next call. Keys that are active stay so; of those, the one made last seals. Done again, it changes nothing. A key
+    /// that a crash left recorded, and not yet under the keyring's label, gets that first.
     ///
     /// # Errors
     /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; whatever keeps the token from answering.
     pub fn activate(&self, kid: KeyId) -> Result<(), Error> {
+        self.pool.refresh()?;
+        self.pool.once(|lease| {
+            finish_recorded(lease, |fact| fact.kid == kid && matches!(fact.state, State::PreActive | State::Active))
+        })?;
         self.change(kid, |lease, fact, found| {
             match fact.state {
                 State::PreActive | State::Active => {}
@@ -758,12 +763,14 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
     Ok(Cleaned { id, outcome })
 }
 
-/// Relabels a key that is recorded as active and still lies under the label of keys in the making.
-fn finish_recorded(lease: &Lease) -> Result<Option<(KeyId, Route)>, Error> {
+/// Relabels a recorded key that is `wanted` and still lies under the label of keys in the making.
+fn finish_recorded(lease: &Lease, wanted: impl Fn(&KeyFact) -> bool) -> Result<Option<(KeyId, Route)>, Error> {
     let Access { session, module } = lease.access();
     for left in &lease.keys().leftovers {
         let Some(fact) = left.recorded.and_then(|kid| lease.keys().record.keys.get(&kid)) else { continue };
-        if fact.state != State::Active || Seen::read(session, left.handle)?.untrusted().is_some() {
+        // Where another key has its id and the keyring's label already, there would be two.
+        let stands = lease.keys().get(fact.kid).is_some();
+        if stands || !wanted(fact) || Seen::read(session, left.handle)?.untrusted().is_some() {
             continue;
         }
         let access = Access { session, module };
