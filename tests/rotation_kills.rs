@@ -126,9 +126,12 @@ impl Victim {
         let active = keys.iter().filter(|(_, state)| state == "active").count();
         let Some((new, state)) = keys.get(1) else { return "before the key" };
         let proven = self.bench.sql("SELECT count(*) FROM hardwrap_rotation WHERE proven IS NOT NULL");
+        let fences = self.bench.sql("SELECT count(*) FROM sqlite_schema WHERE name GLOB 'hardwrap_fence_*'");
         match (state.as_str(), naming(new).as_str(), naming(&keys[0].0).as_str(), proven.trim()) {
             ("pre-active", ..) => "before activation",
             (_, "0", ..) if active == 2 => "before the fence",
+            // Rolled back: an atomic walk leaves nothing of itself.
+            (_, "0", ..) if fences.trim() != "0" => "in the transaction",
             (_, "0", ..) => "before the walk",
             (_, _, left, _) if left != "0" => "in the walk",
             (_, _, _, "0") => "before the proof",
@@ -166,7 +169,8 @@ fn payloads(bench: &Bench) -> String {
     bench.sql(&format!("SELECT id, {}, {} FROM customer ORDER BY id", payload("iban"), payload("motto")))
 }
 
-fn kill_at_random(mode: &str, times: u32) {
+/// Kills as many rotations; some are to fall into the phase `walk`.
+fn kill_at_random(mode: &str, walk: &str, times: u32) {
     let bench = shop(1);
     // Rows of one value cost no call of the program each.
     let motto = text(&bench.ok(&["seal", "--column", "customer.motto"], b"carpe diem"));
@@ -180,8 +184,8 @@ fn kill_at_random(mode: &str, times: u32) {
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     // Slow enough for most kills to fall into the walk.
-    let rotate = ["rotate", mode, "--batch", "10", "--rate", "1500"];
-    let resume = ["rotate", "--resume", mode, "--batch", "10", "--rate", "1500"];
+    let rotate = ["rotate", mode, "--batch", "10", "--rate", "600"];
+    let resume = ["rotate", "--resume", mode, "--batch", "10", "--rate", "600"];
     let began = Instant::now();
     assert!(start(&rotate).wait().unwrap().success());
     let whole = began.elapsed();
@@ -200,23 +204,24 @@ fn kill_at_random(mode: &str, times: u32) {
             child.wait().unwrap();
             mended += u32::from(victim.mend_token());
             victim.is_whole();
+            *phases.entry(victim.phase()).or_default() += 1;
         }
-        *phases.entry(victim.phase()).or_default() += 1;
         victim.finish();
     }
     println!("{mode}: {times} rotations killed, {phases:?}; token.object mended {mended} times");
-    assert!(phases.len() > 2, "kills fall everywhere: {phases:?}");
+    // The first is killed as it starts. Where the others end is for the machine to say, but the walk takes most of the time.
+    assert!(phases.contains_key(walk) && phases.len() > 1, "no kill in the walk: {phases:?}");
 }
 
 #[test]
 fn an_online_rotation_killed_at_random_loses_nothing() {
-    kill_at_random("--online", if is_long() { 200 } else { 20 });
+    kill_at_random("--online", "in the walk", if is_long() { 200 } else { 20 });
 }
 
 #[test]
 fn an_atomic_rotation_killed_at_random_loses_nothing() {
     // Only to have a word there: two workers are what there is anyway.
-    kill_at_random("--workers=2", if is_long() { 50 } else { 5 });
+    kill_at_random("--workers=2", "in the transaction", if is_long() { 50 } else { 5 });
 }
 
 #[test]
