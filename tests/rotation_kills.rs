@@ -1,7 +1,7 @@
 //! Rotation, retirement and destruction, killed anywhere: every row opens afterwards, and what was begun can be finished.
 //!
-//! `ci/test` kills 20 online and 5 atomic rotations at random, and every few calls to the token; with HARDWRAP_LONG it
-//! is 200, 50, and before and after every call.
+//! `ci/test` kills 20 online and 5 atomic rotations at random, and before and after each call that changes the token;
+//! with HARDWRAP_LONG it is 200, 50, and before and after every call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 #[path = "support/bench.rs"]
@@ -76,35 +76,44 @@ impl Victim {
         assert_eq!(payloads(&self.bench), self.payloads);
     }
 
-    /// Runs a command that is killed at this call to the token; says whether it came to that.
-    fn kill_at(&self, command: &[&str], call: usize, when: &str) -> bool {
+    /// Runs a command that is killed by this rule of the fault module; says whether it came to that.
+    fn kill_by(&self, command: &[&str], rule: &str) -> bool {
         let site = self.bench.hsm.site();
         self.restore();
         fs::write(self.bench.config(), self.config.replace(&site.uri(), &site.faulty_uri())).unwrap();
-        site.set_faults(&format!("any {call} {when}"));
+        site.set_faults(rule);
         let done = self.bench.faulty(command).output().unwrap();
         fs::write(self.bench.config(), &self.config).unwrap();
         if done.status.success() {
             return false;
         }
-        assert_eq!(done.status.code(), None, "killed, not failed: {}", text(&done.stderr));
+        assert_eq!(done.status.code(), None, "{rule}: killed, not failed: {}", text(&done.stderr));
         self.is_whole();
         true
     }
 
-    /// Kills a command at its calls to the token, and lets `then` look at what is left.
+    /// Kills a command before and after each call that changes the token, and at others; lets `then` look at what is
+    /// left.
     fn kill_at_calls(&self, command: &[&str], then: impl Fn()) -> usize {
-        let (stride, whens): (usize, &[[&str; 2]]) =
-            if is_long() { (1, &[["kill"; 2], ["kill-after"; 2]]) } else { (7, &[["kill", "kill-after"]]) };
         let mut kills = 0;
-        for when in whens {
-            for call in (1..).step_by(stride) {
-                if !self.kill_at(command, call, when[call % 2]) {
-                    break;
-                }
+        let mut kill = |function: &str, call: usize, when: &str| {
+            let rule = format!("{function} {call} {when}");
+            let killed = self.kill_by(command, &rule);
+            if killed {
                 then();
                 kills += 1;
             }
+            killed
+        };
+        for when in ["kill", "kill-after"] {
+            for function in ["C_GenerateKey", "C_CreateObject", "C_SetAttributeValue", "C_DestroyObject"] {
+                (1..).find(|call| !kill(function, *call, when));
+            }
+        }
+        let (stride, whens): (usize, &[[&str; 2]]) =
+            if is_long() { (1, &[["kill"; 2], ["kill-after"; 2]]) } else { (19, &[["kill", "kill-after"]]) };
+        for when in whens {
+            (1..).step_by(stride).find(|call| !kill("any", *call, when[call % 2]));
         }
         println!("{command:?}: killed at {kills} calls");
         kills
@@ -117,9 +126,12 @@ impl Victim {
         let active = keys.iter().filter(|(_, state)| state == "active").count();
         let Some((new, state)) = keys.get(1) else { return "before the key" };
         let proven = self.bench.sql("SELECT count(*) FROM hardwrap_rotation WHERE proven IS NOT NULL");
+        let fences = self.bench.sql("SELECT count(*) FROM sqlite_schema WHERE name GLOB 'hardwrap_fence_*'");
         match (state.as_str(), naming(new).as_str(), naming(&keys[0].0).as_str(), proven.trim()) {
             ("pre-active", ..) => "before activation",
             (_, "0", ..) if active == 2 => "before the fence",
+            // Rolled back: an atomic walk leaves nothing of itself.
+            (_, "0", ..) if fences.trim() != "0" => "in the transaction",
             (_, "0", ..) => "before the walk",
             (_, _, left, _) if left != "0" => "in the walk",
             (_, _, _, "0") => "before the proof",
@@ -157,7 +169,8 @@ fn payloads(bench: &Bench) -> String {
     bench.sql(&format!("SELECT id, {}, {} FROM customer ORDER BY id", payload("iban"), payload("motto")))
 }
 
-fn kill_at_random(mode: &str, times: u32) {
+/// Kills as many rotations; some are to fall into the phase `walk`.
+fn kill_at_random(mode: &str, walk: &str, times: u32) {
     let bench = shop(1);
     // Rows of one value cost no call of the program each.
     let motto = text(&bench.ok(&["seal", "--column", "customer.motto"], b"carpe diem"));
@@ -171,8 +184,8 @@ fn kill_at_random(mode: &str, times: u32) {
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     // Slow enough for most kills to fall into the walk.
-    let rotate = ["rotate", mode, "--batch", "10", "--rate", "1500"];
-    let resume = ["rotate", "--resume", mode, "--batch", "10", "--rate", "1500"];
+    let rotate = ["rotate", mode, "--batch", "10", "--rate", "600"];
+    let resume = ["rotate", "--resume", mode, "--batch", "10", "--rate", "600"];
     let began = Instant::now();
     assert!(start(&rotate).wait().unwrap().success());
     let whole = began.elapsed();
@@ -191,23 +204,24 @@ fn kill_at_random(mode: &str, times: u32) {
             child.wait().unwrap();
             mended += u32::from(victim.mend_token());
             victim.is_whole();
+            *phases.entry(victim.phase()).or_default() += 1;
         }
-        *phases.entry(victim.phase()).or_default() += 1;
         victim.finish();
     }
     println!("{mode}: {times} rotations killed, {phases:?}; token.object mended {mended} times");
-    assert!(phases.len() > 2, "kills fall everywhere: {phases:?}");
+    // The first is killed as it starts. Where the others end is for the machine to say, but the walk takes most of the time.
+    assert!(phases.contains_key(walk) && phases.len() > 1, "no kill in the walk: {phases:?}");
 }
 
 #[test]
 fn an_online_rotation_killed_at_random_loses_nothing() {
-    kill_at_random("--online", if is_long() { 200 } else { 20 });
+    kill_at_random("--online", "in the walk", if is_long() { 200 } else { 20 });
 }
 
 #[test]
 fn an_atomic_rotation_killed_at_random_loses_nothing() {
     // Only to have a word there: two workers are what there is anyway.
-    kill_at_random("--workers=2", if is_long() { 50 } else { 5 });
+    kill_at_random("--workers=2", "in the transaction", if is_long() { 50 } else { 5 });
 }
 
 #[test]

@@ -285,11 +285,13 @@ impl Keyring {
     }
 
     /// Lets a pre-active key wrap: new values are sealed under it from now on, in every process within a second of its
-    /// next call. Keys that are active stay so; of those, the one made last seals. Done again, it changes nothing.
+    /// next call. Keys that are active stay so; of those, the one made last seals. Done again, it changes nothing. A key
+    /// that a crash left recorded, and not yet under the keyring's label, gets that first.
     ///
     /// # Errors
     /// [`Error::NoSuchKey`]; [`Error::Transition`] from any other state; whatever keeps the token from answering.
     pub fn activate(&self, kid: KeyId) -> Result<(), Error> {
+        self.finish(kid)?;
         self.change(kid, |lease, fact, found| {
             match fact.state {
                 State::PreActive | State::Active => {}
@@ -598,7 +600,10 @@ impl Keyring {
         loop {
             self.pool.refresh().map_err(unavailable)?;
             match attempt().map_err(unavailable)? {
-                Ok(done) => return done,
+                Ok(done) => {
+                    lock(&self.memory().silences).remove(&kid);
+                    return done;
+                }
                 Err(Some(Error::Silent(_))) if self.may_show_yet(kid) => thread::sleep(PAUSE),
                 Err(Some(nothing_known)) => return Err(unavailable(nothing_known)),
                 Err(None) => {
@@ -639,6 +644,7 @@ impl KeyProvider for Keyring {
             None => loop {
                 self.pool.refresh().map_err(unavailable)?;
                 if let Some(key) = self.pool.with_keys(current).map_err(unavailable)?.map_err(unavailable)? {
+                    lock(&self.memory().silences).remove(&key.id);
                     return Ok(key);
                 }
                 match self.pool.with_keys(KeySet::silent_active).map_err(unavailable)? {
@@ -769,12 +775,14 @@ fn clean(lease: &Lease, left: &Leftover, twice: bool, named: impl Fn(KeyId) -> b
     Ok(Cleaned { id, outcome })
 }
 
-/// Relabels a key that is recorded as active and still lies under the label of keys in the making.
+/// Relabels a recorded key that is `wanted` and still lies under the label of keys in the making.
 fn finish_recorded(lease: &Lease, wanted: impl Fn(&KeyFact) -> bool) -> Result<Option<(KeyId, Route)>, Error> {
     let Access { session, module } = lease.access();
     for left in &lease.keys().leftovers {
         let Some(fact) = left.recorded.and_then(|kid| lease.keys().record.keys.get(&kid)) else { continue };
-        if !wanted(fact) || Seen::read(session, left.handle)?.untrusted().is_some() {
+        // Where another key has its id and the keyring's label already, there would be two.
+        let stands = lease.keys().get(fact.kid).is_some();
+        if stands || !wanted(fact) || Seen::read(session, left.handle)?.untrusted().is_some() {
             continue;
         }
         let access = Access { session, module };
