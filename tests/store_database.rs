@@ -240,7 +240,7 @@ fn the_printed_sql_makes_the_same_tables() {
     diesel::connection::SimpleConnection::batch_execute(&mut other, &schema_sql()).unwrap();
     drop(other);
     let objects = "SELECT COUNT(*) FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'";
-    assert_eq!(made.number(objects), 13);
+    assert_eq!(made.number(objects), 14);
     assert_eq!(made.number("SELECT COUNT(*) FROM sqlite_schema WHERE name GLOB '__diesel*'"), 0);
     let db = Db::open(&url(&printed)).unwrap();
     assert!(!db.create_agent_run_table().unwrap());
