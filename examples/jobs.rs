@@ -293,7 +293,7 @@ fn database() -> Result<DatabaseUrl, Box<dyn Error>> {
 
 /// The application's own connection, beside the keeper's: two writers of one SQLite file wait for each other.
 fn connect(database: &DatabaseUrl) -> Result<SqliteConnection, Box<dyn Error>> {
-    let path = database.path().to_str().ok_or("JOBS_DATABASE is not UTF-8")?;
+    let path = database.path().and_then(|path| path.to_str()).ok_or("JOBS_DATABASE is no SQLite file, or not UTF-8")?;
     let mut connection = SqliteConnection::establish(path)?;
     connection.batch_execute("PRAGMA busy_timeout = 10000")?;
     Ok(connection)

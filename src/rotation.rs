@@ -8,9 +8,11 @@
 mod control;
 mod event;
 mod rotator;
+mod shared;
 mod walk;
 
 pub use control::{Control, Progress};
 pub use event::{Listener, MasterKeyRotated};
 pub use rotator::{BoxedError, Rewrapper, Rotator};
+pub use shared::Shared;
 pub use walk::{Passed, Walk};

@@ -200,7 +200,7 @@ fn contents() -> Column {
     Column::new("parcel", "front", "id", "shop:parcel:contents").unwrap().bound_to("id").unwrap()
 }
 
-fn parcels(connection: &mut AnyConnection) -> Result<Vec<Parcel>, BoxedError> {
+fn parcels(connection: &mut SqliteConnection) -> Result<Vec<Parcel>, BoxedError> {
     let query = "SELECT id, front, coalesce(length(payload), 0) + 1 AS rest FROM parcel ORDER BY id";
     Ok(diesel::sql_query(query).load(connection)?)
 }
@@ -215,12 +215,14 @@ impl Rotator for Parcels {
     }
 
     fn count(&self, connection: &mut AnyConnection, target: KeyId) -> Result<u64, BoxedError> {
+        let connection = connection.sqlite().ok_or("not SQLite")?;
         let done = format!("hw1:{target}:");
         let due = |parcel: &Parcel| parcel.front.as_ref().is_some_and(|front| !front.starts_with(&done));
         Ok(parcels(connection)?.iter().filter(|parcel| due(parcel)).count() as u64)
     }
 
     fn rewrap(&self, connection: &mut AnyConnection, context: &Rewrapper<'_>) -> Result<u64, BoxedError> {
+        let connection = connection.sqlite().ok_or("not SQLite")?;
         let column = contents();
         let mut moved = 0;
         for parcel in parcels(connection)? {
@@ -284,6 +286,7 @@ impl Rotator for Saboteur {
             #[diesel(sql_type = Text)]
             name: String,
         }
+        let connection = connection.sqlite().ok_or("not SQLite")?;
         let fence = "SELECT name FROM sqlite_schema WHERE name GLOB 'hardwrap_fence_*' LIMIT 1";
         for Trigger { name } in diesel::sql_query(fence).load(connection)? {
             diesel::sql_query(format!("DROP TRIGGER {name}")).execute(connection)?;

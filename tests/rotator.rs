@@ -43,12 +43,14 @@ impl Rotator for Documents {
     }
 
     fn count(&self, connection: &mut AnyConnection, target: KeyId) -> Result<u64, BoxedError> {
+        let connection = connection.sqlite().ok_or("not SQLite")?;
         let moved = format!("hw1:{target}:%");
         let due = document::table.filter(document::front.ne("")).filter(document::front.not_like(moved));
         Ok(due.count().get_result::<i64>(connection)?.unsigned_abs())
     }
 
     fn rewrap(&self, connection: &mut AnyConnection, context: &Rewrapper<'_>) -> Result<u64, BoxedError> {
+        let connection = connection.sqlite().ok_or("not SQLite")?;
         let column = BODY;
         let (mut moved, mut after) = (0, i64::MIN);
         loop {

@@ -17,8 +17,8 @@ use super::{Error, Keeper, check};
 use crate::column::Column;
 use crate::hsm::{Choice, KeyFact, KeyReport, Report, Route, State};
 use crate::provider::KeyId;
-use crate::rotation::{Control, MasterKeyRotated, Passed, Walk};
-use crate::store::{Counts, Db, Found, Key, LedgerEntry, RotationFact, RotationLease, Spot};
+use crate::rotation::{Control, MasterKeyRotated, Passed, Shared, Walk};
+use crate::store::{self, Counts, Db, Found, Key, LedgerEntry, RotationFact, RotationLease, Spot, WorkLease};
 
 /// How to move all values of a database to another key; [`Rotation::run`] does it.
 #[derive(Clone, Debug)]
@@ -291,7 +291,10 @@ impl<'a> Rotation<'a> {
         if let Some(nothing) = self.nothing_left(&report)? {
             return Ok(nothing);
         }
-        let lease = self.keeper.db().lease_rotation()?;
+        let lease = match self.keeper.db().lease_rotation() {
+            Err(store::Error::Leased(..)) if self.online && self.keeper.db().is_server() => return self.take_part(),
+            lease => lease?,
+        };
         let done = self.refuse_unregistered(self.keeper.db(), true).and_then(|()| self.move_all(&lease));
         self.keeper.db().end_lease(&lease);
         done
@@ -377,7 +380,7 @@ impl<'a> Rotation<'a> {
         check::note(keeper.db(), &report, &keeper.db().keys_seen()?)?;
         keeper.drop_old_fences(&report)?;
         let old: Vec<KeyId> = keeper.old_keys(&report)?.iter().map(|old| old.kid).collect();
-        let mut begun = Begun { target, old, moved: 0, anew: Vec::new() };
+        let mut begun = Begun { target, old, moved: 0, anew: Vec::new(), weaker: false };
         // A proof that does not hold must not let another database destroy the key meanwhile, nor be there again after
         // a crash.
         let proven = |kid: &KeyId| report.proofs.contains_key(&(identity.clone(), *kid));
@@ -418,9 +421,13 @@ impl<'a> Rotation<'a> {
         let db = self.keeper.db();
         let walk = self.walk(db, begun.target, lease);
         let mut moved = || {
-            while self.pass(&walk, begun)?.changed > 0 {}
-            self.raise_fences(begun)?;
-            self.to_proof(&walk, begun)
+            db.fenced_since(begun.target)?;
+            while self.pass(&walk, begun, lease)?.changed > 0 {}
+            match self.raise_fences(begun) {
+                Err(Error::Store(store::Error::MayNotFence(table))) => self.wait_instead(&table, begun, lease)?,
+                outcome => outcome?,
+            }
+            self.to_proof(&walk, begun, lease)
         };
         moved().map_err(|error| match error {
             // These say themselves what to do next.
@@ -430,12 +437,25 @@ impl<'a> Rotation<'a> {
     }
 
     fn move_atomically(&self, lease: &RotationLease, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
+        self.keeper.db().fenced_since(begun.target)?;
+        self.keeper.db().takes_at_once(&self.keeper.register_now(), begun.target)?;
         self.raise_fences(begun)?;
-        let rows = self.keeper.db().exclusively(|db| -> Result<_, Error> {
-            let walk = self.walk(db, begun.target, lease);
-            self.pass(&walk, begun)?;
-            self.to_proof(&walk, begun)
-        });
+        let mut tries = 0;
+        let rows = loop {
+            let rows = self.keeper.db().exclusively(|db| -> Result<_, Error> {
+                let walk = self.walk(db, begun.target, lease);
+                self.pass(&walk, begun, lease)?;
+                self.to_proof(&walk, begun, lease)
+            });
+            match rows {
+                // Everything was taken back, and is done once more.
+                Err(Error::Store(store::Error::Conflict(_))) if tries < ATOMIC_TRIES => {
+                    tries += 1;
+                    begun.moved = 0;
+                }
+                rows => break rows,
+            }
+        };
         rows.map_err(|error| match error {
             Error::Stopped { .. } => Error::RolledBack(Box::new(Error::Stopped { moved: 0 })),
             error => Error::RolledBack(Box::new(error)),
@@ -451,9 +471,35 @@ impl<'a> Rotation<'a> {
         Ok(())
     }
 
+    /// Where this account may make no trigger: waits until nothing is open that began before the token's fence, and nothing
+    /// is held any more that was wrapped before it. Every report calls this weaker.
+    fn wait_instead(&self, table: &str, begun: &mut Begun, lease: &RotationLease) -> Result<(), Error> {
+        let db = self.keeper.db();
+        let since = db.fenced_since(begun.target)?;
+        let grace = i64::try_from(self.keeper.parts.config.policy.write_grace.as_secs()).unwrap_or(i64::MAX);
+        tracing::warn!(target: "hardwrap::keeper", table, "no trigger may be made: waiting for older transactions");
+        // Said at once where it cannot be seen.
+        let mut open = db.open_since(since)?;
+        let mut renewed = std::time::Instant::now();
+        while open > 0 || db.clock()? <= since.saturating_add(grace) {
+            if self.control.is_stopped() {
+                return Err(Error::Stopped { moved: begun.moved });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            if renewed.elapsed() > std::time::Duration::from_secs(10) {
+                db.renew_lease(lease)?;
+                renewed = std::time::Instant::now();
+            }
+            open = db.open_since(since)?;
+        }
+        db.note_weaker(begun.target, Some("waited"))?;
+        begun.weaker = true;
+        Ok(())
+    }
+
     /// Behind both fences: proves that nothing is left; where something is, walks again, until nothing more can be moved.
     /// What is left then stands in the open ledger, which this gives.
-    fn to_proof(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<Vec<LedgerEntry>, Error> {
+    fn to_proof(&self, walk: &Walk<'_>, begun: &mut Begun, lease: &RotationLease) -> Result<Vec<LedgerEntry>, Error> {
         let mut idle = false;
         let mut stands = None;
         loop {
@@ -471,15 +517,23 @@ impl<'a> Rotation<'a> {
             } else if idle {
                 return Ok(open);
             }
-            let passed = self.pass(walk, begun)?;
+            let passed = self.pass(walk, begun, lease)?;
             idle = passed.moved == 0 && passed.changed == 0;
         }
     }
 
     /// One pass over everything.
-    fn pass(&self, walk: &Walk<'_>, begun: &mut Begun) -> Result<Passed, Error> {
+    fn pass(&self, walk: &Walk<'_>, begun: &mut Begun, lease: &RotationLease) -> Result<Passed, Error> {
         let mut passed = Passed::default();
-        for column in &self.keeper.register_now() {
+        let columns = self.keeper.register_now();
+        if self.online && walk.db.is_server() {
+            passed = self.shared_pass(walk, &columns, lease)?;
+            begun.moved += passed.moved;
+            if passed.stopped || walk.control.is_stopped() {
+                return Err(Error::Stopped { moved: begun.moved });
+            }
+        }
+        for column in columns.iter().filter(|_| !(self.online && walk.db.is_server())) {
             let pass = walk.column(column)?;
             begun.moved += pass.moved;
             passed = passed.and(pass);
@@ -506,11 +560,76 @@ impl<'a> Rotation<'a> {
         Ok(passed)
     }
 
+    /// One pass over the registered columns that other processes may take part in. What was left of an earlier one is
+    /// done first.
+    fn shared_pass(&self, walk: &Walk<'_>, columns: &[Column], lease: &RotationLease) -> Result<Passed, Error> {
+        let mut passed = Passed::default();
+        for column in columns {
+            passed = passed.and(walk.keyless(column)?);
+        }
+        let shared = self.shared(walk.target, columns, Some(lease));
+        shared.divide()?;
+        shared.work()?;
+        if self.control.is_stopped() {
+            return Ok(Passed { stopped: true, ..passed });
+        }
+        let (moved, changed, bad) = walk.db.settle_parts(walk.target)?;
+        Ok(passed.and(Passed { moved, changed, bad, stopped: false }))
+    }
+
+    fn shared<'w>(&'w self, target: KeyId, columns: &'w [Column], lease: Option<&'w RotationLease>) -> Shared<'w> {
+        Shared {
+            db: self.keeper.db(),
+            codec: self.keeper.codec(),
+            target,
+            columns,
+            lease,
+            batch: self.batch,
+            rate: self.rate,
+            workers: self.workers,
+            control: &self.control,
+        }
+    }
+
+    /// Takes part in the walk of a rotation that another process leads, until that is over or has nobody who leads it:
+    /// then this process leads.
+    fn take_part(&self) -> Result<Rotated, Error> {
+        let keeper = self.keeper;
+        let mut mine = 0;
+        loop {
+            match keeper.db().lease_rotation() {
+                Ok(lease) => {
+                    let done = match self.nothing_left(&keeper.report()?)? {
+                        Some(nothing) => Ok(Rotated { nothing: false, ..nothing }),
+                        None => self.move_all(&lease),
+                    };
+                    keeper.db().end_lease(&lease);
+                    return done.map(|done| Rotated { moved: done.moved + mine, ..done });
+                }
+                Err(store::Error::Leased(..)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if self.control.is_stopped() {
+                return Err(Error::Stopped { moved: mine });
+            }
+            let target = keeper.sealing(&keeper.report()?)?.fact.kid;
+            if keeper.db().parts(target)?.1 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                continue;
+            }
+            let columns = keeper.register_now();
+            let moved = self.shared(target, &columns, None).work();
+            mine += moved.map_err(|error| Error::CutOff(Box::new(error.into())))?;
+        }
+    }
+
     /// Proves that no value names an old key, and notes it with the event, in the transaction it was proven in.
     fn prove(&self, db: &Db, begun: &Begun) -> Result<(), Error> {
+        db.is_primary()?;
+        self.outwait_prepared(db)?;
         self.refuse_unregistered(db, false)?;
         // A proof without the fence says nothing of what is stored after it.
-        for kid in &begun.old {
+        for kid in begun.old.iter().filter(|_| !begun.weaker) {
             if !db.missing_fences(*kid, &self.keeper.spots())?.is_empty() {
                 return Err(Error::FenceGone(*kid));
             }
@@ -543,6 +662,24 @@ impl<'a> Rotation<'a> {
         Ok(())
     }
 
+    /// Waits until every transaction that is prepared now has ended: a trigger does not wait for them, and they may have
+    /// written before it.
+    fn outwait_prepared(&self, db: &Db) -> Result<(), Error> {
+        let before = db.prepared()?;
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let now = db.prepared()?;
+            let left = before.iter().filter(|one| now.contains(one)).count();
+            if left == 0 {
+                return Ok(());
+            }
+            if std::time::Instant::now() > patience || self.control.is_stopped() {
+                return Err(store::Error::Prepared(left).into());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+
     fn refuse_unregistered(&self, db: &Db, note: bool) -> Result<(), Error> {
         let (searched, found) = self.keeper.unregistered(db)?;
         if note {
@@ -560,7 +697,7 @@ impl<'a> Rotation<'a> {
             db,
             codec: self.keeper.codec(),
             target,
-            lease,
+            lease: WorkLease::Rotation(lease),
             batch: self.batch,
             rate: self.rate,
             workers: self.workers.min(self.keeper.keyring().sessions()),
@@ -576,7 +713,12 @@ struct Begun {
     moved: u64,
     /// Keys whose proof begins anew: their fence was down, or values were under them.
     anew: Vec<KeyId>,
+    /// Whether no trigger may be made, and it was waited instead.
+    weaker: bool,
 }
+
+/// How often an atomic rotation that another transaction was in the way of is tried again.
+const ATOMIC_TRIES: u32 = 3;
 
 /// Values that still name a key.
 #[derive(Debug)]

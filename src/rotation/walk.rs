@@ -2,6 +2,7 @@
 //! database takes the last and gives the next.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::codec::{self, Codec};
 use crate::column::Column;
 use crate::provider::KeyId;
 use crate::spread::spread;
-use crate::store::{BadValue, Db, Error, FrontPage, KEYLESS, Key, NewFront, RotationLease, StoredFront};
+use crate::store::{BadValue, Db, Error, FrontPage, KEYLESS, Key, NewFront, StoredFront, WorkLease};
 
 /// Moves the values of one database to the key that seals.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub struct Walk<'a> {
     /// The key that they are moved to: the one that seals.
     pub target: KeyId,
     /// The right to do it.
-    pub lease: &'a RotationLease,
+    pub lease: WorkLease<'a>,
     /// How many values are read, moved and written at once.
     pub batch: u32,
     /// How many values a second at most.
@@ -58,6 +59,13 @@ impl Passed {
     }
 }
 
+/// How far workers are together.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) done: AtomicU64,
+    pub(super) total: u64,
+}
+
 type Outcome = Result<Option<String>, Error>;
 
 impl Walk<'_> {
@@ -67,16 +75,41 @@ impl Walk<'_> {
     /// Whatever is about more than one value: [`codec::Error::Unavailable`], [`Error::LeaseLost`], ... What was written
     /// before stays, unless the caller's transaction is rolled back.
     pub fn column(&self, column: &Column) -> Result<Passed, Error> {
+        let mut passed = self.keyless(column)?;
+        let rows = Rows { done: AtomicU64::new(0), total: self.db.count_rows(column)? };
+        passed = passed.and(self.range(column, None, None, &rows, &AtomicU64::new(0))?);
+        Ok(passed)
+    }
+
+    /// Notes where values stand in rows without a key, which no walk reaches.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn keyless(&self, column: &Column) -> Result<Passed, Error> {
         let mut passed = Passed::default();
         if self.db.count_keyless(column, self.target)? > 0 {
             self.db.note_in_ledger(column, &[BadValue { key: KEYLESS.into(), kid: None, error: "NoKey" }])?;
             passed.bad += 1;
         }
-        let total = self.db.count_rows(column)?;
+        Ok(passed)
+    }
+
+    /// One pass over the rows behind `from`, up to `to`. Counts what it moves in `moved` as well, at once.
+    ///
+    /// # Errors
+    /// As [`Walk::column`].
+    pub(super) fn range(
+        &self,
+        column: &Column,
+        from: Option<&Key>,
+        to: Option<&Key>,
+        rows: &Rows,
+        moved: &AtomicU64,
+    ) -> Result<Passed, Error> {
+        let mut passed = Passed::default();
         let began = Instant::now();
         let mut renewed = began;
-        let mut done = 0;
-        let mut page = self.page(column, None)?;
+        let mut page = self.page(column, from, to)?;
         let mut rewrapped: Option<(FrontPage, Vec<Outcome>)> = None;
         while page.last.is_some() || rewrapped.is_some() {
             // The token works on this page while the database takes the last one and gives the next.
@@ -84,19 +117,22 @@ impl Walk<'_> {
                 let token = threads.spawn(|| self.rewrap(column, &page.fronts));
                 let mut db = || -> Result<_, Error> {
                     if let Some((page, outcomes)) = rewrapped.take() {
-                        done += page.rows;
-                        passed = passed.and(self.write(column, &page.fronts, outcomes)?);
+                        let done = rows.done.fetch_add(page.rows, Ordering::Relaxed) + page.rows;
+                        let written = self.write(column, &page.fronts, outcomes)?;
+                        moved.fetch_add(written.moved, Ordering::Relaxed);
+                        passed = passed.and(written);
                         if !page.fronts.is_empty() {
                             renewed = Instant::now();
                         } else if renewed.elapsed() > SILENCE {
-                            self.db.renew_lease(self.lease)?;
+                            self.renew()?;
                             renewed = Instant::now();
                         }
-                        self.control.tell(&Progress { column: column.to_string(), done, total: total.max(done) });
+                        let total = rows.total.max(done);
+                        self.control.tell(&Progress { column: column.to_string(), done, total });
                         self.slow_down(began, passed.moved);
                     }
                     match &page.last {
-                        Some(last) if !self.control.is_stopped() => self.page(column, Some(last)),
+                        Some(last) if !self.control.is_stopped() => self.page(column, Some(last), to),
                         _ => Ok(FrontPage::default()),
                     }
                 };
@@ -125,7 +161,7 @@ impl Walk<'_> {
     ) -> Result<(), Error> {
         let total = self.db.count_rows(column)?;
         let mut done = 0;
-        let mut page = self.page(column, None)?;
+        let mut page = self.page(column, None, None)?;
         while let Some(last) = page.last {
             let outcomes = spread(&page.fronts, self.workers, |front| {
                 let place = column.at(front.row.as_ref().map_err(|bad| *bad)?.as_ref())?;
@@ -145,7 +181,7 @@ impl Walk<'_> {
             }
             done += page.rows;
             self.control.tell(&Progress { column: column.to_string(), done, total: total.max(done) });
-            page = self.page(column, Some(&last))?;
+            page = self.page(column, Some(&last), None)?;
         }
         Ok(())
     }
@@ -159,8 +195,15 @@ impl Walk<'_> {
         self.db.transact(|connection| rotator.rewrap(connection, &context).map_err(Error::Refused))
     }
 
-    fn page(&self, column: &Column, after: Option<&Key>) -> Result<FrontPage, Error> {
-        self.db.fronts(column, self.target, after, self.batch)
+    fn page(&self, column: &Column, after: Option<&Key>, until: Option<&Key>) -> Result<FrontPage, Error> {
+        self.db.fronts(column, self.target, after, until, self.batch)
+    }
+
+    fn renew(&self) -> Result<(), Error> {
+        match self.lease {
+            WorkLease::Rotation(lease) => self.db.renew_lease(lease),
+            WorkLease::Part(part) => self.db.renew_part(part),
+        }
     }
 
     fn rewrap(&self, column: &Column, page: &[StoredFront]) -> Vec<Outcome> {
@@ -189,7 +232,7 @@ impl Walk<'_> {
             .iter()
             .filter_map(|(front, new)| Some(NewFront { key: &front.key, old: text(front).ok()?, new }))
             .collect();
-        let replaced = self.db.replace_fronts(column, &new, self.lease, self.target)?;
+        let replaced = self.db.replace_fronts(column, &new, &self.lease, self.target)?;
         let moved = replaced.iter().filter(|replaced| **replaced).count() as u64;
         passed.moved += moved;
         passed.changed += new.len() as u64 - moved;

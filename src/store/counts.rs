@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 
 use diesel::prelude::*;
-use diesel::sql_types::{BigInt, Bool, Nullable, Text};
-use diesel::sqlite::SqliteAggregateFunction;
+use diesel::sql_types::{BigInt, Nullable, Text};
 
-use super::sql::{self, Query};
+use super::connection::AnyConnection;
+use super::query::Query;
+use super::shape::Shape;
+use super::sql::Sql;
 use super::{Db, Error};
 use crate::column::Column;
 use crate::provider::KeyId;
@@ -20,34 +22,22 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn count(&self, column: &Column) -> Result<Counts, Error> {
+        let shape = self.shape(column)?;
+        let (kind, keyless) = (shape.sql.kind_of(&shape.value.of), format!("{} IS NULL", shape.key.of));
+        let keyless_sum = match shape.sql {
+            Sql::Sqlite => format!("SUM({keyless})"),
+            _ => shape.sql.integer(&format!("SUM(CASE WHEN {keyless} THEN 1 ELSE 0 END)")),
+        };
+        let from = shape.whole();
         let sql = format!(
-            "SELECT {} AS kind, COUNT(*) AS total, SUM({} IS NULL) AS keyless FROM {} GROUP BY 1 ORDER BY 1",
-            sql::kind_of(&sql::of_t(column.name())),
-            sql::of_t(column.key()),
-            sql::from(column)
+            "SELECT {kind} AS kind, COUNT(*) AS total, {keyless_sum} AS keyless FROM {from} GROUP BY 1 ORDER BY 1"
         );
-        let tally = format!(
-            "SELECT hardwrap_tally({}, {} IS NULL) AS tally FROM {}",
-            sql::kind_of(&sql::of_t(column.name())),
-            sql::of_t(column.key()),
-            sql::from(column)
-        );
-        let tally: Vec<Tallied> = self.read_with(|connection| {
-            hardwrap_tally_utils::register_impl::<Tally, _, _>(connection)?;
-            Query::new(tally).load(connection)
-        })?;
-        let tally = tally.into_iter().next().map(|row| row.tally).unwrap_or_default();
+        let tally = self.read_with(|connection| tally(connection, &shape, &kind, &keyless, &sql))?;
         let mut counts = Counts { sql, ..Counts::default() };
-        for line in tally.lines() {
-            let mut parts = line.split(' ');
-            let (Some(kind), Some(Ok(total)), Some(Ok(keyless))) =
-                (parts.next(), parts.next().map(str::parse::<u64>), parts.next().map(str::parse::<u64>))
-            else {
-                continue;
-            };
+        for (kind, total, keyless) in tally {
             counts.total += total;
             counts.keyless += keyless;
-            match kind {
+            match kind.as_str() {
                 "null" => counts.null = total,
                 "empty" => counts.empty = total,
                 "damaged" => counts.damaged = total,
@@ -71,12 +61,13 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn longest_cleartext(&self, column: &Column) -> Result<Option<u64>, Error> {
-        let value = sql::of_t(column.name());
+        let shape = self.shape(column)?;
+        let value = &shape.value.of;
         let query = Query::new(format!(
-            "SELECT MAX(length({})) AS longest FROM {} WHERE {} = 'cleartext'",
-            sql::as_bytes(&value),
-            sql::from(column),
-            sql::kind_of(&value)
+            "SELECT {} AS longest FROM {} WHERE {} = 'cleartext'",
+            shape.sql.integer(&format!("MAX({})", shape.sql.length(value))),
+            shape.table,
+            shape.sql.kind_of(value)
         ));
         let rows: Vec<Longest> = self.read_with(|connection| query.load(connection))?;
         Ok(rows.into_iter().next().and_then(|row| row.longest).map(i64::unsigned_abs))
@@ -121,34 +112,86 @@ struct Longest {
     longest: Option<i64>,
 }
 
-#[diesel::declare_sql_function]
-extern "SQL" {
-    /// How often each kind was met, and how often without a key: a line for each.
-    #[aggregate]
-    fn hardwrap_tally(kind: Text, keyless: Bool) -> Text;
-}
-
-/// GROUP BY sorts every row; this remembers every kind.
-#[derive(Default)]
-struct Tally(BTreeMap<String, [u64; 2]>);
-
-impl SqliteAggregateFunction<(String, bool)> for Tally {
-    type Output = String;
-
-    fn step(&mut self, (kind, keyless): (String, bool)) {
-        let [total, without] = self.0.entry(kind).or_default();
-        *total += 1;
-        *without += u64::from(keyless);
+/// How often each kind is met, and how often without a key.
+fn tally(
+    connection: &mut AnyConnection,
+    shape: &Shape,
+    kind: &str,
+    keyless: &str,
+    sql: &str,
+) -> Result<Vec<(String, u64, u64)>, Error> {
+    #[cfg(feature = "sqlite")]
+    if let AnyConnection::Sqlite(sqlite) = connection {
+        return sqlite::tally(
+            sqlite,
+            &format!("SELECT hardwrap_tally({kind}, {keyless}) AS tally FROM {}", shape.table),
+        );
     }
-
-    fn finalize(tally: Option<Self>) -> String {
-        let line = |(kind, [total, without]): (&String, &[u64; 2])| format!("{kind} {total} {without}\n");
-        tally.map_or_else(String::new, |tally| tally.0.iter().map(line).collect())
-    }
+    let _ = (shape, kind, keyless);
+    let rows: Vec<Kind> = Query::new(sql).load(connection)?;
+    Ok(rows.into_iter().map(|row| (row.kind, row.total.unsigned_abs(), row.keyless.unsigned_abs())).collect())
 }
 
 #[derive(QueryableByName)]
-struct Tallied {
+struct Kind {
     #[diesel(sql_type = Text)]
-    tally: String,
+    kind: String,
+    #[diesel(sql_type = BigInt)]
+    total: i64,
+    #[diesel(sql_type = BigInt)]
+    keyless: i64,
+}
+
+/// SQLite's GROUP BY sorts every row; an aggregate of our own remembers every kind.
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use std::collections::BTreeMap;
+
+    use diesel::prelude::*;
+    use diesel::sql_types::{Bool, Text};
+    use diesel::sqlite::SqliteAggregateFunction;
+
+    use crate::store::Error;
+
+    pub(super) fn tally(connection: &mut SqliteConnection, sql: &str) -> Result<Vec<(String, u64, u64)>, Error> {
+        hardwrap_tally_utils::register_impl::<Tally, _, _>(connection)?;
+        let tally: Vec<Tallied> = diesel::sql_query(sql).load(connection)?;
+        let tally = tally.into_iter().next().map(|row| row.tally).unwrap_or_default();
+        let line = |line: &str| {
+            let mut parts = line.split(' ');
+            Some((parts.next()?.to_owned(), parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        };
+        Ok(tally.lines().filter_map(line).collect())
+    }
+
+    #[diesel::declare_sql_function]
+    extern "SQL" {
+        /// How often each kind was met, and how often without a key: a line for each.
+        #[aggregate]
+        fn hardwrap_tally(kind: Text, keyless: Bool) -> Text;
+    }
+
+    #[derive(Default)]
+    struct Tally(BTreeMap<String, [u64; 2]>);
+
+    impl SqliteAggregateFunction<(String, bool)> for Tally {
+        type Output = String;
+
+        fn step(&mut self, (kind, keyless): (String, bool)) {
+            let [total, without] = self.0.entry(kind).or_default();
+            *total += 1;
+            *without += u64::from(keyless);
+        }
+
+        fn finalize(tally: Option<Self>) -> String {
+            let line = |(kind, [total, without]): (&String, &[u64; 2])| format!("{kind} {total} {without}\n");
+            tally.map_or_else(String::new, |tally| tally.0.iter().map(line).collect())
+        }
+    }
+
+    #[derive(QueryableByName)]
+    struct Tallied {
+        #[diesel(sql_type = Text)]
+        tally: String,
+    }
 }

@@ -1,7 +1,5 @@
 //! The runs of `hardwrap demo`.
 
-use diesel::connection::SimpleConnection;
-
 use super::{Db, Error};
 
 impl Db {
@@ -11,7 +9,7 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::Unavailable`].
     pub fn insert_demo_runs(&self) -> Result<(), Error> {
-        self.write(|connection| Ok(connection.batch_execute(include_str!("demo.sql"))?))
+        self.write(|connection| connection.run(include_str!("demo.sql")))
     }
 }
 

@@ -5,7 +5,9 @@ use std::fmt;
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
-use super::sql::{self, Query};
+use super::connection::AnyConnection;
+use super::query::Query;
+use super::sql::{Kept, Sql};
 use super::{Db, Error, Plain, Spot};
 use crate::provider::KeyId;
 
@@ -26,20 +28,24 @@ impl Db {
     /// [`Error::Unavailable`].
     pub fn discover(&self, known: &[Spot]) -> Result<(usize, Vec<Found>), Error> {
         self.read_with(|connection| {
-            let mut columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
-            columns.retain(|column| !known.iter().any(|known| known.is_named(&column.table, &column.name)));
+            let sql = connection.sql();
+            let mut columns = every_column(connection)?;
+            let is = |known: &Spot, column: &AnyColumn| {
+                [&column.table, &column.root].iter().any(|table| known.is_named(sql, table, &column.name))
+            };
+            columns.retain(|column| !known.iter().any(|known| is(known, column)));
             let searched = columns.len();
             let mut found = Vec::new();
-            for AnyColumn { table, name } in columns {
+            for column in columns {
                 let count: Vec<Total> = Query::new(format!(
-                    "SELECT COUNT(*) AS total FROM main.{} AS t WHERE {}",
-                    sql::quote(&table),
-                    sql::holds_envelope(&sql::of_t(&name))
+                    "SELECT COUNT(*) AS total FROM {} WHERE {}",
+                    column.from(sql),
+                    sql.holds_envelope(&sql.of_t(&column.name), column.kept())
                 ))
                 .load(connection)?;
                 let count = count.iter().map(|row| row.total.unsigned_abs()).sum();
                 if count > 0 {
-                    found.push(Found { table, column: name, count });
+                    found.push(Found { table: column.table, column: column.name, count });
                 }
             }
             Ok((searched, found))
@@ -51,17 +57,17 @@ impl Db {
     /// Whether a value anywhere in the database, in a registered column or not, names this key.
     ///
     /// # Errors
-    /// [`Error::Unavailable`].
+    /// [`Error::Hidden`], [`Error::Unavailable`].
     pub fn names(&self, kid: KeyId) -> Result<bool, Error> {
         self.read_with(|connection| {
-            let columns: Vec<AnyColumn> = Query::new(EVERY_COLUMN).load(connection)?;
-            for AnyColumn { table, name } in columns {
-                let found: Vec<Total> = Query::new(format!(
-                    "SELECT EXISTS (SELECT 1 FROM main.{} AS t WHERE {}) AS total",
-                    sql::quote(&table),
-                    sql::names(&sql::of_t(&name), kid)
-                ))
-                .load(connection)?;
+            let sql = connection.sql();
+            for column in every_column(connection)? {
+                let any = format!(
+                    "EXISTS (SELECT 1 FROM {} WHERE {})",
+                    column.from(sql),
+                    sql.names_anywhere(&sql.of_t(&column.name), column.kept(), kid)
+                );
+                let found: Vec<Total> = Query::new(format!("SELECT {} AS total", sql.truth(&any))).load(connection)?;
                 if found.iter().any(|row| row.total > 0) {
                     return Ok(true);
                 }
@@ -83,9 +89,10 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether this is the column `column` of `table`, by the database's rules for names.
+    /// Whether this is the column `column` of `table`, whatever the case of either.
     pub fn is(&self, table: &str, column: &str) -> bool {
-        Spot { table: table.to_owned(), column: column.to_owned() }.is_named(&self.table, &self.column)
+        let same = |one: &str, other: &str| one.eq_ignore_ascii_case(other);
+        same(super::sql::bare(&self.table), super::sql::bare(table)) && same(&self.column, column)
     }
 }
 
@@ -98,10 +105,60 @@ impl fmt::Display for Found {
 
 #[derive(QueryableByName)]
 struct AnyColumn {
+    /// As the register may name it.
     #[diesel(sql_type = Text)]
     table: String,
+    /// That of which it is a partition, or itself.
+    #[diesel(sql_type = Text)]
+    root: String,
     #[diesel(sql_type = Text)]
     name: String,
+    /// `text`, `bytes`, or why it cannot be read.
+    #[diesel(sql_type = Text)]
+    kept: String,
+    /// Whether old rows are kept beside those that are.
+    #[diesel(sql_type = BigInt)]
+    versioned: i64,
+}
+
+impl AnyColumn {
+    fn from(&self, sql: Sql) -> String {
+        match self.versioned {
+            0 => sql.table(&self.table),
+            _ => format!("{} FOR SYSTEM_TIME ALL AS t", sql.name(&self.table)),
+        }
+    }
+
+    fn kept(&self) -> Kept {
+        if self.kept == "bytes" { Kept::Bytes } else { Kept::Text }
+    }
+}
+
+/// Every column in which a text can stand. Refuses where one cannot be read, or may stand where this account cannot look.
+fn every_column(connection: &mut AnyConnection) -> Result<Vec<AnyColumn>, Error> {
+    let columns: Vec<AnyColumn> = match connection.sql() {
+        Sql::Sqlite => Query::new(SQLITE).load(connection)?,
+        Sql::Postgres => Query::new(POSTGRES).load(connection)?,
+        Sql::Mariadb => {
+            let all: Vec<Total> = Query::new(MARIADB_SEES_ALL).load(connection)?;
+            if all.iter().all(|all| all.total == 0) {
+                return Err(Error::Hidden(
+                    "the database".to_owned(),
+                    "it has no SELECT on the whole database, and would not see a table without a grant",
+                ));
+            }
+            Query::new(MARIADB).load(connection)?
+        }
+    };
+    for column in &columns {
+        let why = match column.kept.as_str() {
+            "denied" => "it has no SELECT there",
+            "policy" => "row-level security hides rows",
+            _ => continue,
+        };
+        return Err(Error::Hidden(format!("table {}", Plain(&column.table)), why));
+    }
+    Ok(columns)
 }
 
 #[derive(QueryableByName)]
@@ -111,8 +168,44 @@ struct Total {
 }
 
 /// Shadow tables are where virtual ones keep their rows; views and virtual tables show what stands elsewhere.
-const EVERY_COLUMN: &str = "SELECT l.name AS \"table\", c.name AS name \
+const SQLITE: &str = "SELECT l.name AS \"table\", l.name AS root, c.name AS name, 'text' AS kept, 0 AS versioned \
     FROM pragma_table_list AS l JOIN pragma_table_xinfo(l.name, 'main') AS c \
     WHERE l.schema = 'main' AND l.type IN ('table', 'shadow') AND c.hidden <> 1 \
     AND lower(l.name) NOT GLOB 'sqlite_*' AND lower(l.name) NOT GLOB 'hardwrap_*' \
     ORDER BY l.name, c.cid";
+
+/// Tables, partitions and materialised views of every schema, whoever owns them. Numbers, times and the like hold no
+/// text.
+const POSTGRES: &str = "SELECT CASE WHEN pg_table_is_visible(c.oid) THEN c.relname ELSE n.nspname || '.' || c.relname END \
+    AS \"table\", CASE WHEN pg_table_is_visible(p.oid) THEN p.relname ELSE o.nspname || '.' || p.relname END AS root, \
+    a.attname AS name, CASE WHEN NOT (has_schema_privilege(n.oid, 'USAGE') AND \
+    has_column_privilege(c.oid, a.attnum, 'SELECT')) THEN 'denied' WHEN row_security_active(c.oid) THEN 'policy' \
+    WHEN b.typname = 'bytea' THEN 'bytes' ELSE 'text' END AS kept, 0::int8 AS versioned \
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+    JOIN pg_class p ON p.oid = COALESCE(pg_partition_root(c.oid)::oid, c.oid) JOIN pg_namespace o ON o.oid = p.relnamespace \
+    JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
+    JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
+    WHERE c.relkind IN ('r', 'm') AND a.attnum > 0 AND NOT a.attisdropped \
+    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)' \
+    AND left(c.relname, 9) <> 'hardwrap_' AND b.typcategory NOT IN ('B', 'D', 'E', 'G', 'I', 'N', 'R', 'T', 'V') \
+    AND b.typname NOT IN ('uuid', 'tsvector', 'tsquery', 'pg_lsn', 'macaddr', 'macaddr8') \
+    ORDER BY n.nspname, c.relname, a.attnum";
+
+/// Whether this account may read every table of the database, those to come included: MariaDB does not show the others.
+const MARIADB_SEES_ALL: &str = "SELECT COUNT(*) AS total FROM (\
+    SELECT GRANTEE FROM information_schema.USER_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT' \
+    UNION ALL SELECT GRANTEE FROM information_schema.SCHEMA_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT' \
+    AND DATABASE() LIKE TABLE_SCHEMA) g WHERE BINARY g.GRANTEE IN (\
+    CONCAT(CHAR(39), REPLACE(CURRENT_USER(), '@', CONCAT(CHAR(39), '@', CHAR(39))), CHAR(39)), \
+    CONCAT(CHAR(39), CURRENT_ROLE(), CHAR(39)), CONCAT(CHAR(39), CURRENT_ROLE(), CHAR(39), '@', CHAR(39), CHAR(39)), \
+    CURRENT_ROLE())";
+
+const MARIADB: &str = "SELECT c.TABLE_NAME AS `table`, c.TABLE_NAME AS root, c.COLUMN_NAME AS name, \
+    CASE WHEN c.CHARACTER_SET_NAME IS NULL THEN 'bytes' ELSE 'text' END AS kept, \
+    CAST(t.TABLE_TYPE = 'SYSTEM VERSIONED' AS SIGNED) AS versioned \
+    FROM information_schema.COLUMNS c JOIN information_schema.TABLES t \
+    ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME \
+    WHERE c.TABLE_SCHEMA = DATABASE() AND t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') \
+    AND LEFT(c.TABLE_NAME, 9) <> 'hardwrap_' AND c.DATA_TYPE IN ('char', 'varchar', 'tinytext', 'text', 'mediumtext', \
+    'longtext', 'binary', 'varbinary', 'tinyblob', 'blob', 'mediumblob', 'longblob', 'json') \
+    ORDER BY c.TABLE_NAME, c.ORDINAL_POSITION";

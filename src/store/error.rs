@@ -112,18 +112,38 @@ pub enum Error {
     #[error("column {0} is generated: nothing can be stored there")]
     Generated(String),
 
-    /// The row column cannot be bound to: SQLite may store there something else than it was given.
+    /// The row column cannot be bound to: the database may store there something else than it was given.
     #[error(
-        "row column {column} is declared {declared:?}, which has {affinity} affinity and may change what is stored \
-         there: values are bound to INTEGER and TEXT only"
+        "row column {column} is declared {declared:?}, {why} and may change what is stored there: values are bound to \
+         columns of integers, texts and UUIDs only"
     )]
     NotBindable {
         /// `TABLE.COLUMN` of the row column.
         column: String,
         /// Its declared type.
         declared: String,
-        /// What SQLite makes of that type.
-        affinity: &'static str,
+        /// What the database makes of that type.
+        why: String,
+    },
+
+    /// The sealed column is of a type that does not keep a text as it is.
+    #[error("column {column} is declared {declared:?}, where no sealed text can stand: make it {wanted}")]
+    NotForText {
+        /// `TABLE.COLUMN`.
+        column: String,
+        /// Its declared type.
+        declared: String,
+        /// What it should be.
+        wanted: &'static str,
+    },
+
+    /// The key column is of a type that a walk cannot go by.
+    #[error("key column {column} is declared {declared:?}: keys are integers, texts, bytes or UUIDs")]
+    NotAKey {
+        /// `TABLE.COLUMN` of the key column.
+        column: String,
+        /// Its declared type.
+        declared: String,
     },
 
     /// The key does not tell rows apart; nothing was changed.
@@ -187,6 +207,64 @@ pub enum Error {
     #[error("the lease of this rotation was lost: run `hardwrap rotate --resume`")]
     LeaseLost,
 
+    /// Another transaction was in the way (deadlock, serialization failure, certification conflict); try again. Nothing
+    /// was changed.
+    #[error("another transaction was in the way")]
+    Conflict(#[source] Box<dyn StdError + Send + Sync>),
+
+    /// This account may not do it.
+    #[error("the database account may not do this: grant it what README.md lists for the command")]
+    Denied(#[source] Box<dyn StdError + Send + Sync>),
+
+    /// Rows or tables may stand there that this account cannot see, so nothing can be proven.
+    #[error("{0} cannot be read whole by this account ({1}): what it holds is unknown, so nothing is proven")]
+    Hidden(String, &'static str),
+
+    /// This account may not make the triggers of the fence.
+    #[error("this account may not create triggers on {0}")]
+    MayNotFence(String),
+
+    /// The fence could not be put up, because a transaction holds the table.
+    #[error(
+        "a transaction that is open or prepared holds {0}, and the fence has to wait for it: end it, then run `hardwrap rotate --resume`"
+    )]
+    FenceBlocked(String),
+
+    /// Transactions are prepared that may still store values under an old key.
+    #[error(
+        "{0} prepared XA transactions may still store values under an old key: commit or roll them back (XA RECOVER), then run `hardwrap rotate --resume`"
+    )]
+    Prepared(usize),
+
+    /// Transactions are open that may still store values under an old key, and no fence stops them.
+    #[error(
+        "{0} transactions are open since before the key was fenced and may still store values under it: end them, then run `hardwrap rotate --resume`"
+    )]
+    StillOpen(i64),
+
+    /// A read replica proves nothing: it may be behind, and cannot be written.
+    #[error("the database is a read replica or read-only: nothing is proven there; use the primary")]
+    Replica,
+
+    /// The table's engine cannot roll back, so an atomic rotation is not one.
+    #[error("the engine of table {0} cannot roll back: use `--online`, or ALTER TABLE {0} ENGINE=InnoDB")]
+    NotTransactional(String),
+
+    /// One transaction would be larger than the cluster takes.
+    #[error(
+        "an atomic rotation would write {wanted} {unit} in one transaction, and {setting} is {most}: use `--online`"
+    )]
+    WriteSet {
+        /// The cluster's setting.
+        setting: &'static str,
+        /// What it says.
+        most: u64,
+        /// What it would take.
+        wanted: u64,
+        /// Of what.
+        unit: &'static str,
+    },
+
     /// The database refused for another reason; the source says why.
     #[error("the database refused")]
     Refused(#[source] Box<dyn StdError + Send + Sync>),
@@ -206,27 +284,76 @@ impl Error {
     }
 }
 
+impl Error {
+    /// An insert that found its row there already lost a race: worth another try.
+    pub(super) fn in_the_way(self) -> Self {
+        match self {
+            Self::Refused(source) => Self::Conflict(source),
+            error => error,
+        }
+    }
+}
+
 impl From<Diesel> for Error {
     fn from(error: Diesel) -> Self {
         if let Some(kid) = fenced(&error) {
             return Self::Fenced(kid);
         }
-        let Diesel::DatabaseError(DatabaseErrorKind::Unknown, information) = &error else {
-            return Self::Refused(Box::new(error));
+        let Diesel::DatabaseError(kind, information) = &error else {
+            // A transaction that ended by itself cannot be gone on with.
+            let gone = matches!(error, Diesel::BrokenTransactionManager | Diesel::RollbackErrorOnCommit { .. });
+            return if gone { Self::Unavailable(Box::new(error)) } else { Self::Refused(Box::new(error)) };
         };
+        match kind {
+            DatabaseErrorKind::SerializationFailure => return Self::Conflict(Box::new(error)),
+            DatabaseErrorKind::ReadOnlyTransaction => return Self::ReadOnly,
+            DatabaseErrorKind::ClosedConnection => return Self::Unavailable(Box::new(error)),
+            DatabaseErrorKind::Unknown => {}
+            _ => return Self::Refused(Box::new(error)),
+        }
         let message = information.message();
-        // diesel gives no code for these, so SQLite's fixed texts have to do (sqlite3ErrStr and sqlite3LocateTable).
+        // diesel gives no code for these, so the fixed texts have to do: SQLite's (sqlite3ErrStr, sqlite3LocateTable),
+        // and those of the servers, which our connections ask for in English.
+        let named = |before: &str, after: &str| {
+            let rest = &message[message.find(before)? + before.len()..];
+            rest.find(after).map(|end| rest[..end].to_owned())
+        };
         if let Some(table) = message.strip_prefix("no such table: ") {
             return Self::NoTable(table.strip_prefix("main.").unwrap_or(table).to_owned());
         }
         if let Some(column) = message.strip_prefix("no such column: ") {
             return Self::NoColumn(column.strip_prefix("t.").unwrap_or(column).to_owned());
         }
-        if message.contains("attempt to write a readonly database") {
+        if message.ends_with("does not exist")
+            && let Some(table) = named("relation \"", "\"")
+        {
+            return Self::NoTable(table);
+        }
+        if message.ends_with("does not exist")
+            && let Some(column) = named("column ", " does")
+        {
+            return Self::NoColumn(column.strip_prefix("t.").unwrap_or(&column).to_owned());
+        }
+        if message.ends_with("doesn't exist")
+            && let Some(table) = named("Table '", "'")
+        {
+            return Self::NoTable(table.split_once('.').map_or(table.clone(), |(_, table)| table.to_owned()));
+        }
+        if let Some(column) = named("Unknown column '", "'") {
+            return Self::NoColumn(column.strip_prefix("t.").unwrap_or(&column).to_owned());
+        }
+        let says = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
+        if says(&READ_ONLY) {
             return Self::ReadOnly;
         }
-        if OUT_OF_REACH.iter().any(|text| message.contains(text)) {
+        if says(&IN_THE_WAY) {
+            return Self::Conflict(Box::new(error));
+        }
+        if says(&OUT_OF_REACH) {
             return Self::Unavailable(Box::new(error));
+        }
+        if says(&DENIED) {
+            return Self::Denied(Box::new(error));
         }
         Self::Refused(Box::new(error))
     }
@@ -250,10 +377,40 @@ impl From<diesel::ConnectionError> for Error {
 /// SQLITE_CANTOPEN
 pub(super) const CANNOT_OPEN: &str = "unable to open database file";
 
-const OUT_OF_REACH: [&str; 5] = [
+const OUT_OF_REACH: [&str; 17] = [
     "is locked", // SQLITE_BUSY, SQLITE_LOCKED
     CANNOT_OPEN,
     "disk I/O error",
     "database or disk is full",
     "locking protocol",
+    "server closed the connection unexpectedly",
+    "terminating connection",
+    "no connection to the server",
+    "the database system is",
+    "could not extend file",
+    "No space left on device",
+    "server has gone away",
+    "Lost connection to",
+    "Connection was killed",
+    "Server shutdown in progress",
+    "WSREP has not yet prepared node", // 1047
+    "is full",                         // 1114
 ];
+
+/// Deadlock (40P01, 1213), lock time-out (55P03, 1205), certification conflict at COMMIT, a table whose definition
+/// changed under a statement.
+const IN_THE_WAY: [&str; 7] = [
+    "deadlock detected",
+    "Deadlock found",
+    "Deadlock: wsrep aborted",
+    "canceling statement due to lock timeout",
+    "Lock wait timeout exceeded",
+    "could not serialize access",
+    "Record has changed since last read",
+];
+
+const READ_ONLY: [&str; 4] =
+    ["attempt to write a readonly database", "read-only transaction", "--read-only option", "is read only"];
+
+const DENIED: [&str; 5] =
+    ["permission denied", "must be owner of", "command denied to user", "Access denied", "you need (at least one of)"];

@@ -3,7 +3,10 @@
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
-use super::sql::{self, Query};
+use super::catalog::{Form, ServerKind, ServerTable};
+use super::connection::AnyConnection;
+use super::query::Query;
+use super::sql::{self, Sql};
 use super::{Db, Error};
 use crate::column::{Capacity, Column, Register};
 
@@ -21,8 +24,11 @@ impl Db {
         let mut described: Vec<Column> = Vec::new();
         let mut all = Vec::new();
         for column in register.columns() {
-            let (spelt, facts) = self.read_with(|connection| facts(connection, column))?;
-            if let Some(earlier) = described.iter().find(|earlier| one_column(earlier, &spelt)) {
+            let (spelt, facts) = match self.sql() {
+                Sql::Sqlite => self.read_with(|connection| facts(connection, column))?,
+                says => on_server(says, column, self.server_table(column.table())?.as_ref()),
+            };
+            if let Some(earlier) = described.iter().find(|earlier| one_column(self.sql(), earlier, &spelt)) {
                 return Err(Error::RegisteredTwice { first: earlier.registered(), second: spelt.registered() });
             }
             let limits = [column.capacity().0, facts.capacity.0];
@@ -54,6 +60,15 @@ pub struct ColumnFacts {
     owner: String,
     key_name: String,
     row_name: Option<String>,
+    /// What a server's column should be, where no sealed text can stand in it.
+    not_for_text: Option<&'static str>,
+    /// What a server's key column is declared as, where no walk can go by it.
+    not_a_key: Option<String>,
+    /// Whether the row column holds integers, ...
+    integers: bool,
+    /// ... and why nothing can be bound to it, if so.
+    changes: String,
+    on_server: bool,
 }
 
 impl ColumnFacts {
@@ -70,11 +85,24 @@ impl ColumnFacts {
             TableFact::Missing => return Err(Error::NoTable(self.owner.clone())),
             TableFact::View => return Err(Error::NotATable { table: self.owner.clone(), kind: "view" }),
             TableFact::Virtual => return Err(Error::NotATable { table: self.owner.clone(), kind: "virtual table" }),
+            TableFact::Parent => {
+                let kind = "table that others inherit from, whose rows no trigger on it sees";
+                return Err(Error::NotATable { table: self.owner.clone(), kind });
+            }
+            TableFact::Foreign => {
+                return Err(Error::NotATable { table: self.owner.clone(), kind: "foreign table or sequence" });
+            }
         }
         match self.column {
             ColumnFact::Declared(_) => {}
             ColumnFact::Missing => return Err(Error::NoColumn(self.name.clone())),
             ColumnFact::Generated(_) => return Err(Error::Generated(self.name.clone())),
+        }
+        if let (Some(wanted), ColumnFact::Declared(declared)) = (self.not_for_text, &self.column) {
+            return Err(Error::NotForText { column: self.name.clone(), declared: declared.clone(), wanted });
+        }
+        if let Some(declared) = &self.not_a_key {
+            return Err(Error::NotAKey { column: within(&self.key_name), declared: declared.clone() });
         }
         match self.key {
             KeyFact::Unique => {}
@@ -84,16 +112,17 @@ impl ColumnFacts {
         match &self.row {
             RowFact::Unbound | RowFact::Bindable(_) => Ok(()),
             RowFact::Missing => Err(Error::NoColumn(row())),
-            RowFact::NotBindable(declared) => Err(Error::NotBindable {
-                column: row(),
-                declared: declared.clone(),
-                affinity: Affinity::of(declared).name(),
-            }),
+            RowFact::NotBindable(declared) => {
+                Err(Error::NotBindable { column: row(), declared: declared.clone(), why: self.changes.clone() })
+            }
         }
     }
 
     /// Whether the declared type is one for texts or bytes: elsewhere a STRICT table refuses a sealed value.
     pub fn takes_text(&self) -> bool {
+        if self.on_server {
+            return self.not_for_text.is_none();
+        }
         match &self.column {
             ColumnFact::Declared(declared) | ColumnFact::Generated(declared) => {
                 matches!(Affinity::of(declared), Affinity::Text | Affinity::Blob)
@@ -105,7 +134,7 @@ impl ColumnFacts {
     /// Whether the row column has integer affinity: `007` stored there is 7, so only the canonical decimal of an
     /// integer names its row.
     pub fn row_is_integer(&self) -> bool {
-        matches!(&self.row, RowFact::Bindable(declared) if Affinity::of(declared) == Affinity::Integer)
+        matches!(self.row, RowFact::Bindable(_)) && self.integers
     }
 }
 
@@ -120,6 +149,10 @@ pub enum TableFact {
     View,
     /// A virtual table: whatever is behind it may not keep texts as they are.
     Virtual,
+    /// A table that others inherit from (PostgreSQL): a fence on it does not see their rows.
+    Parent,
+    /// What is no table of this database.
+    Foreign,
 }
 
 /// What stands where a sealed column should.
@@ -216,11 +249,11 @@ fn bindable(declared: &str) -> bool {
     declared.is_empty() || matches!(Affinity::of(declared), Affinity::Integer | Affinity::Text)
 }
 
-/// Whether two columns with the schema's spelling are one, by SQLite's rules for names, or are written alike. Those
+/// Whether two columns with the schema's spelling are one, by the database's rules for names, or are written alike. Those
 /// that are not there yet have no spelling but that of the register.
-fn one_column(one: &Column, other: &Column) -> bool {
-    let table = sql::bare(one.table()).eq_ignore_ascii_case(sql::bare(other.table()));
-    table && one.name().eq_ignore_ascii_case(other.name()) || one.to_string() == other.to_string()
+fn one_column(sql: Sql, one: &Column, other: &Column) -> bool {
+    sql.same_table(one.table(), other.table()) && sql.same_column(one.name(), other.name())
+        || one.to_string() == other.to_string()
 }
 
 /// The name of a type in lower case with single blanks, and the number in its parentheses.
@@ -232,7 +265,7 @@ fn split(declared: &str) -> (String, Option<u64>) {
 }
 
 /// A registered column with its names as the schema spells them, and what the schema says of it.
-fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<(Column, ColumnFacts), Error> {
+fn facts(connection: &mut AnyConnection, column: &Column) -> Result<(Column, ColumnFacts), Error> {
     let table = sql::bare(column.table());
     let kinds: Vec<Kind> =
         Query::new("SELECT name, type AS kind FROM pragma_table_list WHERE schema = 'main' AND name COLLATE NOCASE = ")
@@ -281,11 +314,75 @@ fn facts(connection: &mut SqliteConnection, column: &Column) -> Result<(Column, 
         owner: column.table().to_owned(),
         key_name: column.key().to_owned(),
         row_name: column.row().map(str::to_owned),
+        not_for_text: None,
+        not_a_key: None,
+        integers: column.row().and_then(find).is_some_and(|found| Affinity::of(&found.declared) == Affinity::Integer),
+        changes: column
+            .row()
+            .and_then(find)
+            .map_or_else(String::new, |found| format!("which has {} affinity", Affinity::of(&found.declared).name())),
+        on_server: false,
     };
     Ok((column, facts))
 }
 
-fn unique(connection: &mut SqliteConnection, table: &str, key: &Declared, columns: &[Declared]) -> Result<bool, Error> {
+/// The same on a server, by its catalogue.
+fn on_server(says: Sql, column: &Column, table: Option<&ServerTable>) -> (Column, ColumnFacts) {
+    let columns = table.map_or(&[][..], |table| &table.columns);
+    let find = |name: &str| columns.iter().find(|found| says.same_column(&found.name, name));
+    let spelt = |name: &str| find(name).map_or(name, |found| &found.name).to_owned();
+    let column = column.spelt(
+        table.map_or_else(|| column.table().to_owned(), |table| table.name.clone()),
+        spelt(column.name()),
+        spelt(column.key()),
+        column.row().map(spelt),
+    );
+    let (sealed, key, row) = (find(column.name()), find(column.key()), column.row().map(find));
+    let bindable = |form: &Form| matches!(form, Form::Integer | Form::Unsigned | Form::Text(_) | Form::Uuid);
+    let facts = ColumnFacts {
+        name: column.to_string(),
+        table: match table.map(|table| table.kind) {
+            None => TableFact::Missing,
+            Some(ServerKind::Table) => TableFact::Table,
+            Some(ServerKind::View) => TableFact::View,
+            Some(ServerKind::Parent) => TableFact::Parent,
+            Some(ServerKind::Other) => TableFact::Foreign,
+        },
+        column: match sealed {
+            None => ColumnFact::Missing,
+            Some(found) if found.generated => ColumnFact::Generated(found.declared.clone()),
+            Some(found) => ColumnFact::Declared(found.declared.clone()),
+        },
+        capacity: sealed.map_or(Capacity(None), |found| found.capacity),
+        key: match key {
+            None => KeyFact::Missing,
+            Some(found) if found.unique => KeyFact::Unique,
+            Some(_) => KeyFact::NotUnique,
+        },
+        row: match row {
+            None => RowFact::Unbound,
+            Some(None) => RowFact::Missing,
+            Some(Some(found)) if bindable(&found.form) => RowFact::Bindable(found.declared.clone()),
+            Some(Some(found)) => RowFact::NotBindable(found.declared.clone()),
+        },
+        owner: column.table().to_owned(),
+        key_name: column.key().to_owned(),
+        row_name: column.row().map(str::to_owned),
+        not_for_text: match (says, sealed.map(|found| &found.form)) {
+            (Sql::Postgres, Some(Form::Text(_))) | (_, None) => None,
+            (Sql::Postgres, _) => Some("text"),
+            (_, Some(Form::Text(_) | Form::Bytes)) => None,
+            _ => Some("mediumtext CHARACTER SET utf8mb4"),
+        },
+        not_a_key: key.filter(|found| found.form == Form::Other).map(|found| found.declared.clone()),
+        integers: row.flatten().is_some_and(|found| matches!(found.form, Form::Integer | Form::Unsigned)),
+        changes: "which fills up, rounds or rewrites".to_owned(),
+        on_server: true,
+    };
+    (column, facts)
+}
+
+fn unique(connection: &mut AnyConnection, table: &str, key: &Declared, columns: &[Declared]) -> Result<bool, Error> {
     if key.pk > 0 && columns.iter().filter(|column| column.pk > 0).count() == 1 {
         return Ok(true);
     }
@@ -379,7 +476,8 @@ mod tests {
     #[test]
     fn a_declared_type_has_the_affinity_that_sqlite_gives_it() {
         use Affinity::{Blob, Integer, Numeric, Real, Text};
-        let mut connection = SqliteConnection::establish(":memory:").expect("memory");
+        let connection = SqliteConnection::establish(":memory:").expect("memory");
+        let mut connection = AnyConnection::Sqlite(Box::new(connection));
         for (declared, affinity) in [
             ("INT", Integer),
             ("bigint unsigned", Integer),

@@ -4,26 +4,44 @@
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Binary, Nullable};
 
+use super::connection::AnyConnection;
 use super::key::KeyParts;
-use super::sql::{self, Query};
+use super::lease::WorkLease;
+use super::query::Query;
+use super::shape::{self, Cell, Shape};
+use super::sql::{HEAD, Sql};
 use super::stored::RowParts;
-use super::{BadRow, Db, Error, Key, RotationLease, Spot};
+use super::{BadRow, Db, Error, Key, Spot};
 use crate::column::{Column, Row};
 use crate::envelope::{Front, Marker, front_length};
 use crate::provider::{Alg, KeyId};
 
 impl Db {
-    /// The rows behind `after`, or the first ones: `limit` of them, in the order of the keys, whatever their state. Of
-    /// those whose value is ours and names another key than `target`, or none that can be read, the fronts.
+    /// The rows behind `after`, or the first ones, up to the row `until`, or to the last: `limit` of them, in the order of
+    /// the keys, whatever their state. Of those whose value is ours and names another key than `target`, or none that can
+    /// be read, the fronts.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
-    pub fn fronts(&self, column: &Column, target: KeyId, after: Option<&Key>, limit: u32) -> Result<FrontPage, Error> {
-        let key = sql::exactly(column.key());
-        let query = select_head(column).sql(&format!(" WHERE {key}"));
+    pub fn fronts(
+        &self,
+        column: &Column,
+        target: KeyId,
+        after: Option<&Key>,
+        until: Option<&Key>,
+        limit: u32,
+    ) -> Result<FrontPage, Error> {
+        let shape = self.shape(column)?;
+        let key = shape.key.ordered();
+        let lost = || Error::Unfit("the type of a key column has changed");
+        let query = select_head(&shape, target).sql(&format!(" WHERE {key}"));
         let query = match after {
-            Some(after) => after.bind(query.sql(" > ")),
+            Some(after) => shape.key.bind(query.sql(" > "), after).ok_or_else(lost)?,
             None => query.sql(" IS NOT NULL"),
+        };
+        let query = match until {
+            Some(until) => shape.key.bind(query.sql(&format!(" AND {key} <= ")), until).ok_or_else(lost)?,
+            None => query,
         };
         let query = query.sql(&format!(" ORDER BY {key} LIMIT ")).integer(limit.into());
         let rows: Vec<HeadParts> = self.read_with(|connection| query.load(connection))?;
@@ -37,12 +55,32 @@ impl Db {
         Ok(page)
     }
 
+    /// The key `rows` rows behind `after`, or from the first one on; none if there are not so many.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
+    pub(super) fn key_behind(&self, column: &Column, after: Option<&Key>, rows: u64) -> Result<Option<Key>, Error> {
+        let shape = self.shape(column)?;
+        let key = shape.key.ordered();
+        let query = Query::new(format!("SELECT {} FROM {} WHERE {key}", shape.key.select_key(), shape.table));
+        let query = match after {
+            Some(after) => {
+                shape.key.bind(query.sql(" > "), after).ok_or(Error::Unfit("the type of a key column has changed"))?
+            }
+            None => query.sql(" IS NOT NULL"),
+        };
+        let query = query.sql(&format!(" ORDER BY {key} LIMIT 1 OFFSET "));
+        let query = query.integer(i64::try_from(rows.saturating_sub(1)).unwrap_or(i64::MAX));
+        let found: Vec<KeyParts> = self.read_with(|connection| query.load(connection))?;
+        Ok(found.into_iter().next().map(Key::from))
+    }
+
     /// How many rows there are.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::Unavailable`].
     pub fn count_rows(&self, column: &Column) -> Result<u64, Error> {
-        self.total(&format!("SELECT COUNT(*) AS total FROM {}", sql::from(column)))
+        self.total(&format!("SELECT COUNT(*) AS total FROM {}", self.shape(column)?.table))
     }
 
     /// How many values of ours that name another key than `target`, or none that can be read, stand in rows without a
@@ -51,40 +89,67 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn count_keyless(&self, column: &Column, target: KeyId) -> Result<u64, Error> {
+        let shape = self.shape(column)?;
         self.total(&format!(
             "SELECT COUNT(*) AS total FROM {} WHERE {} IS NULL AND {}",
-            sql::from(column),
-            sql::of_t(column.key()),
-            not_under(&sql::of_t(column.name()), target)
+            shape.table,
+            shape.key.of,
+            not_under(shape.sql, &shape.value.of, target)
         ))
     }
 
-    /// Replaces fronts, one statement for each row, in one transaction. A front that is not what was read any more is
-    /// left as its writer made it: the answer says, in order, which were replaced. The lease is renewed, and the
-    /// rotation's count goes up, in the same transaction.
+    /// Replaces fronts in one transaction: on a server by one statement, which takes the rows in the order of their
+    /// keys, so that no two workers wait for each other. A front that is not what was read any more is left as its
+    /// writer made it: the answer says, in order, which were replaced. The lease is renewed, and the count of what was
+    /// moved goes up, in the same transaction.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`], [`Error::Fenced`], [`Error::KeyNotUnique`], [`Error::Unavailable`]; then none was replaced.
+    /// [`Error::LeaseLost`], [`Error::Fenced`], [`Error::KeyNotUnique`], [`Error::Conflict`], [`Error::Unavailable`];
+    /// then none was replaced, but for a connection that was lost at the end, where nobody knows.
     pub fn replace_fronts(
         &self,
         column: &Column,
         fronts: &[NewFront<'_>],
-        lease: &RotationLease,
+        lease: &WorkLease<'_>,
         target: KeyId,
     ) -> Result<Vec<bool>, Error> {
         if fronts.is_empty() {
             return Ok(Vec::new());
         }
-        let (name, value) = (sql::quote(column.name()), sql::of_t(column.name()));
-        let bytes = sql::as_bytes(&value);
+        let shape = self.shape(column)?;
+        if shape.sql == Sql::Sqlite {
+            return self.replace_one_by_one(column, &shape, fronts, lease, target);
+        }
+        let mut replaced = Vec::with_capacity(fronts.len());
+        for part in packets(fronts) {
+            replaced.extend(self.write(|connection| {
+                let part = replace_together(connection, &shape, part)?;
+                lease.renew_in(connection, target, part.iter().filter(|replaced| **replaced).count())?;
+                Ok(part)
+            })?);
+        }
+        Ok(replaced)
+    }
+
+    /// SQLite has no round trips to save.
+    fn replace_one_by_one(
+        &self,
+        column: &Column,
+        shape: &Shape,
+        fronts: &[NewFront<'_>],
+        lease: &WorkLease<'_>,
+        target: KeyId,
+    ) -> Result<Vec<bool>, Error> {
+        let (name, value) = (&shape.value.name, &shape.value.of);
+        let bytes = shape.sql.as_bytes(value);
         // What follows the front is carried over byte for byte, and a BLOB stays one.
         let whole = |cast: &str| format!("CAST(CAST(? AS BLOB) || substr({bytes}, ?) AS {cast})");
         let update = format!(
             "UPDATE {} SET {name} = CASE typeof({value}) WHEN 'blob' THEN {} ELSE {} END WHERE substr({bytes}, 1, ?) = ? AND {} = ",
-            sql::from(column),
+            shape.table,
             whole("BLOB"),
             whole("TEXT"),
-            sql::exactly(column.key()),
+            shape.key.ordered(),
         );
         let parts: Vec<&str> = update.split('?').collect();
         let [a, b, c, d, e, f, g] = parts[..] else { return Err(Error::Unfit("a statement has lost a place")) };
@@ -103,13 +168,7 @@ impl Db {
                     _ => return Err(Error::KeyNotUnique(format!("{}.{}", column.table(), column.key()))),
                 }
             }
-            lease.renew_in(connection)?;
-            let moved = replaced.iter().filter(|replaced| **replaced).count();
-            Query::new("UPDATE hardwrap_rotation SET moved = moved + ")
-                .integer(i64::try_from(moved).unwrap_or(i64::MAX))
-                .sql(" WHERE target = ")
-                .text(&target.to_string())
-                .execute(connection)?;
+            lease.renew_in(connection, target, replaced.iter().filter(|replaced| **replaced).count())?;
             Ok(replaced)
         })
     }
@@ -120,14 +179,10 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn may_name(&self, spot: &Spot, kids: &[KeyId]) -> Result<bool, Error> {
-        let value = sql::of_t(&spot.column);
-        let names = kids.iter().map(|kid| format!("{} OR ", sql::names(&value, *kid))).collect::<String>();
-        let total = self.total(&format!(
-            "SELECT EXISTS (SELECT 1 FROM {} WHERE {names}({})) AS total",
-            sql::table(&spot.table),
-            may_name_more(&value)
-        ))?;
-        Ok(total > 0)
+        let Looked { sql, whole, value } = self.looked(spot)?;
+        let names = kids.iter().map(|kid| format!("{} OR ", sql.names(&value, *kid))).collect::<String>();
+        let any = format!("EXISTS (SELECT 1 FROM {whole} WHERE {names}({}))", may_name_more(sql, &value));
+        Ok(self.total(&format!("SELECT {} AS total", sql.truth(&any)))? > 0)
     }
 
     /// How many values at `spot` name `kid`: as the key that wraps them, or among their further keys (`also`), whose
@@ -136,23 +191,44 @@ impl Db {
     /// # Errors
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`].
     pub fn count_naming(&self, spot: &Spot, kid: KeyId) -> Result<Naming, Error> {
-        let (value, table) = (sql::of_t(&spot.column), sql::table(&spot.table));
-        let sql = format!("SELECT COUNT(*) AS total FROM {table} WHERE {}", sql::names(&value, kid));
+        let Looked { sql: says, whole, value } = self.looked(spot)?;
+        let sql = format!("SELECT COUNT(*) AS total FROM {whole} WHERE {}", says.names(&value, kid));
         let longer = format!(
-            "SELECT substr({}, 1, CASE {dot} WHEN 0 THEN {LONGEST_FRONT} ELSE {dot} - 1 END) AS front FROM {table} WHERE {}",
-            sql::as_bytes(&value),
-            may_name_more(&value),
-            dot = dot(&value)
+            "SELECT {} AS front FROM {whole} WHERE {}",
+            says.head(&value, &LONGEST_FRONT.to_string()),
+            may_name_more(says, &value)
         );
         self.read_with(|connection| {
             let total: Vec<Total> = Query::new(sql.as_str()).load(connection)?;
             let own = total.first().map_or(0, |row| row.total.unsigned_abs());
             let mut also = 0;
             for Longer { front } in Query::new(longer).load::<Longer>(connection)? {
-                let front = std::str::from_utf8(&front).ok().and_then(|front| front.parse::<Front>().ok());
+                let front = front.split(|byte| *byte == b'.').next().unwrap_or_default();
+                let front = std::str::from_utf8(front).ok().and_then(|front| front.parse::<Front>().ok());
                 also += u64::from(front.is_some_and(|front| front.also.iter().any(|further| further.key == kid)));
             }
             Ok(Naming { own, also, sql })
+        })
+    }
+
+    /// A column by its names, whatever its type, as statements look at its texts.
+    pub(super) fn looked(&self, spot: &Spot) -> Result<Looked, Error> {
+        let sql = self.sql();
+        if sql == Sql::Sqlite {
+            return Ok(Looked { sql, whole: sql.table(&spot.table), value: sql.of_t(&spot.column) });
+        }
+        let table = self.server_table(&spot.table)?.ok_or_else(|| Error::NoTable(spot.table.clone()))?;
+        let column = table.columns.iter().find(|found| sql.same_column(&found.name, &spot.column));
+        let column = column.ok_or_else(|| Error::NoColumn(spot.to_string()))?;
+        let whole = sql.table(&table.name);
+        Ok(Looked {
+            sql,
+            whole: if table.versioned { whole.replacen(" AS t", " FOR SYSTEM_TIME ALL AS t", 1) } else { whole },
+            value: match (sql, column.form.kept()) {
+                // Every byte that is ASCII and printable stays itself.
+                (Sql::Postgres, super::sql::Kept::Bytes) => format!("encode({}, 'escape')", sql.of_t(&column.name)),
+                _ => sql.of_t(&column.name),
+            },
         })
     }
 
@@ -160,6 +236,144 @@ impl Db {
         let rows: Vec<Total> = self.read_with(|connection| Query::new(sql).load(connection))?;
         Ok(rows.first().map_or(0, |row| row.total.unsigned_abs()))
     }
+}
+
+/// A column as statements look at its texts.
+pub(super) struct Looked {
+    pub(super) sql: Sql,
+    /// Its table with every row it keeps, called `t`.
+    pub(super) whole: String,
+    pub(super) value: String,
+}
+
+/// Replaces fronts by one statement, which looks at each again. Says, in order, which it replaced.
+fn replace_together(
+    connection: &mut AnyConnection,
+    shape: &Shape,
+    fronts: &[NewFront<'_>],
+) -> Result<Vec<bool>, Error> {
+    let names: Vec<String> = fronts.iter().map(|front| key_text(front.key)).collect();
+    let rows = fronts
+        .iter()
+        .zip(&names)
+        .map(|(front, key)| serde_json::json!({ "k": key, "o": format!("{}.", front.old), "n": front.new }));
+    let rows = serde_json::Value::Array(rows.collect()).to_string();
+    let (value, table) = (&shape.value, &shape.table);
+    let moves: String = shape.moves.iter().map(|moves| format!("t.{moves} = t.{moves}, ")).collect();
+    let replaced: Vec<Replaced> = match shape.sql {
+        Sql::Postgres => Query::new(format!(
+            "UPDATE {table} SET {name} = n.n || substr(({of})::text, length(n.o)) \
+             FROM json_to_recordset(CAST(",
+            name = value.name,
+            of = value.of,
+        ))
+        .text(&rows)
+        .sql(&format!(
+            " AS json)) AS n(k text, o text, n text) WHERE {} = {} AND left({}, length(n.o)) = n.o RETURNING n.k AS k",
+            shape.key.of,
+            key_of_json(&shape.key),
+            shape.sql.exactly(&value.of),
+        ))
+        .load(connection)?,
+        _ => {
+            let listed = |query: Query<'static>| {
+                (
+                    query,
+                    format!(
+                        ", '$[*]' COLUMNS ({})) AS n STRAIGHT_JOIN {table} ON {} = {}",
+                        json_columns(shape),
+                        shape.key.of,
+                        key_of_json(&shape.key)
+                    ),
+                )
+            };
+            let starts = |what: &str| {
+                format!("CAST(LEFT({}, CHAR_LENGTH({what})) AS BINARY) = CAST({what} AS BINARY)", value.of)
+            };
+            let (query, join) = listed(Query::new("UPDATE JSON_TABLE("));
+            let set = format!(
+                " SET {moves}{of} = CONCAT(n.n, SUBSTR({of}, CHAR_LENGTH(n.o))) WHERE {}",
+                starts("n.o"),
+                of = value.of
+            );
+            let count = query.text(&rows).sql(&join).sql(&set).execute(connection)?;
+            if count == fronts.len() {
+                return Ok(vec![true; count]);
+            }
+            // There is no UPDATE that says which: a new front is random, so a row that begins with it is one that was
+            // written just now.
+            let (query, join) = listed(Query::new("SELECT CAST(n.k AS CHAR) AS k FROM JSON_TABLE("));
+            query.text(&rows).sql(&join).sql(&format!(" WHERE {}", starts("n.n"))).load(connection)?
+        }
+    };
+    let replaced: std::collections::HashSet<String> = replaced.into_iter().map(|row| row.k).collect();
+    Ok(names.iter().map(|name| replaced.contains(name)).collect())
+}
+
+/// A key as it goes into JSON.
+fn key_text(key: &Key) -> String {
+    match key {
+        Key::Integer(number) => number.to_string(),
+        Key::Text(text) => text.clone(),
+        Key::Odd(odd) => odd.bytes().map(hex::encode).unwrap_or_default(),
+    }
+}
+
+/// What it is compared with when it comes out again.
+fn key_of_json(key: &Cell) -> String {
+    use super::catalog::Form;
+    match (key.sql, &key.form) {
+        (Sql::Postgres, Form::Integer) => "CAST(n.k AS int8)".to_owned(),
+        (Sql::Postgres, Form::Text(cast)) => format!("CAST(n.k AS {cast})"),
+        (Sql::Postgres, Form::Padded) => "CAST(n.k AS bpchar)".to_owned(),
+        (Sql::Postgres, Form::Uuid) => "CAST(n.k AS uuid)".to_owned(),
+        (Sql::Postgres, Form::Bytes) => "decode(n.k, 'hex')".to_owned(),
+        (_, Form::Bytes) => "UNHEX(n.k)".to_owned(),
+        _ => "n.k".to_owned(),
+    }
+}
+
+/// The columns of MariaDB's JSON_TABLE: each of the type and collation that it meets.
+fn json_columns(shape: &Shape) -> String {
+    use super::catalog::Form;
+    let collated = |cell: &Cell, what: &str| match &cell.collation {
+        Some((charset, collation)) => format!("{what} CHARACTER SET {charset} COLLATE {collation}"),
+        None => format!("{what} CHARACTER SET utf8mb4"),
+    };
+    let key = match shape.key.form {
+        Form::Integer => "BIGINT".to_owned(),
+        Form::Unsigned => "BIGINT UNSIGNED".to_owned(),
+        Form::Bytes => "VARCHAR(6144) CHARACTER SET ascii".to_owned(),
+        Form::Uuid => "UUID".to_owned(),
+        _ => collated(&shape.key, "VARCHAR(3072)"),
+    };
+    let text = collated(&shape.value, "TEXT");
+    format!("k {key} PATH '$.k', o {text} PATH '$.o', n {text} PATH '$.n'")
+}
+
+/// The fronts in parts that a statement takes.
+fn packets<'f, 'a>(fronts: &'f [NewFront<'a>]) -> Vec<&'f [NewFront<'a>]> {
+    let mut packets = Vec::new();
+    let (mut start, mut bytes) = (0, 0);
+    for (at, front) in fronts.iter().enumerate() {
+        let next = front.old.len() + front.new.len() + 2 * key_text(front.key).len() + 40;
+        if at > start && bytes + next > PACKET {
+            packets.push(&fronts[start..at]);
+            (start, bytes) = (at, 0);
+        }
+        bytes += next;
+    }
+    packets.push(&fronts[start..]);
+    packets
+}
+
+/// How many bytes of fronts go into one statement: less than the smallest `max_allowed_packet` in use, 1 MiB.
+const PACKET: usize = 768 << 10;
+
+#[derive(QueryableByName)]
+struct Replaced {
+    #[diesel(sql_type = diesel::sql_types::Text)]
+    k: String,
 }
 
 /// A part of the walk.
@@ -224,30 +438,40 @@ pub struct NewFront<'a> {
 }
 
 /// The condition that a value is ours and does not name `target`.
-fn not_under(value: &str, target: KeyId) -> String {
-    format!("CAST({value} AS TEXT) GLOB '{}*' AND NOT {}", Marker::HW1, sql::names(value, target))
+fn not_under(sql: Sql, value: &str, target: KeyId) -> String {
+    format!("{} AND NOT ({})", sql.starts(value, Marker::HW1), sql.names(value, target))
 }
 
 /// The condition that a value of ours may name further keys: its front has another length than those that name one.
-fn may_name_more(value: &str) -> String {
+fn may_name_more(sql: Sql, value: &str) -> String {
     let [kw, gcm] = [Alg::A256Kw, Alg::A256GcmKw].map(|alg| front_length(alg) + 1);
-    format!("{} AND {} NOT IN ({kw}, {gcm})", sql::names_a_key(value), dot(value))
+    format!("{} AND {} NOT IN ({kw}, {gcm})", sql.names_a_key(value), sql.dot(value))
 }
 
-/// Where the first dot is, from 1; 0 without one.
-fn dot(value: &str) -> String {
-    format!("instr({}, x'2e')", sql::as_bytes(value))
-}
-
-/// Selects the key of each row, and as much of its value as may be the front.
-fn select_head(column: &Column) -> Query<'static> {
-    let bytes = sql::as_bytes(&sql::of_t(column.name()));
+/// Selects the key of each row, and as much of its value as may be the front: on a server only what is to be moved.
+fn select_head(shape: &Shape, target: KeyId) -> Query<'static> {
+    let (sql, value) = (shape.sql, &shape.value.of);
+    let (dot, longest) = (sql.dot(value), sql.head(value, &LONGEST_FRONT.to_string()));
+    let (length, head) = match sql {
+        Sql::Sqlite => {
+            let short = sql.head(value, &HEAD.to_string());
+            let head = format!("CASE instr({short}, x'2e') WHEN 0 THEN {longest} ELSE {short} END");
+            (sql.length(value), head)
+        }
+        _ => {
+            let due = not_under(sql, value, target);
+            let head = format!(
+                "CASE WHEN NOT ({due}) THEN NULL WHEN {dot} = 0 THEN {longest} ELSE {} END",
+                sql.head(value, &dot)
+            );
+            (format!("CASE WHEN {due} THEN {} END", sql.length(value)), head)
+        }
+    };
     Query::new(format!(
-        "SELECT {}, {}, length({bytes}) AS length, \
-         CASE instr(substr({bytes}, 1, {HEAD}), x'2e') WHEN 0 THEN substr({bytes}, 1, {LONGEST_FRONT}) ELSE substr({bytes}, 1, {HEAD}) END AS head FROM {}",
-        KeyParts::select(&sql::of_t(column.key())),
-        RowParts::select(&column.row().map_or_else(|| "NULL".to_owned(), sql::of_t)),
-        sql::from(column)
+        "SELECT {}, {}, {length} AS length, {head} AS head FROM {}",
+        shape.key.select_key(),
+        shape.row.as_ref().map_or_else(|| shape::no_row(sql), Cell::select_row),
+        shape.table
     ))
 }
 
@@ -297,9 +521,6 @@ struct Longer {
     #[diesel(sql_type = Binary)]
     front: Vec<u8>,
 }
-
-/// Most fronts and their dots are within this. Bytes.
-const HEAD: usize = 320;
 
 /// No front is longer: marker, key id, and a header of 8 KiB as base64. Bytes.
 const LONGEST_FRONT: usize = 21 + 4 * crate::envelope::LONGEST_HEADER.div_ceil(3) + 1;

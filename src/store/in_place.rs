@@ -1,6 +1,6 @@
 //! Sealing cleartext where it stands.
 
-use super::sql::{self, Query};
+use super::query::Query;
 use super::{Db, Error, Key};
 use crate::codec::Codec;
 use crate::column::Column;
@@ -30,15 +30,17 @@ impl Db {
         let row = stored.row?;
         let sealed = codec.seal(&column.at(row.as_ref())?, old.bytes())?;
 
-        let value = sql::of_t(column.name());
-        let update = Query::new(format!("UPDATE {} SET {} = ", sql::from(column), sql::quote(column.name())))
-            .text(&sealed)
-            .sql(&format!(" WHERE {} = ", sql::exactly(column.key())));
+        let shape = self.shape(column)?;
+        let mut set = format!("{} = ", shape.value.name);
+        for moves in &shape.moves {
+            set.insert_str(0, &format!("{moves} = t.{moves}, "));
+        }
+        let update = Query::new(format!("UPDATE {} SET {set}", shape.table)).text(&sealed).sql(" WHERE ");
+        let Some(update) = shape.key.is(update, key) else { return Ok(SealedInPlace::Nothing) };
         let mut update =
-            key.bind(update).sql(&format!(" AND {}{}", sql::as_bytes(&value), sql::SAME)).bytes(old.bytes());
-        if let (Some(name), Some(row)) = (column.row(), &row) {
-            update =
-                update.sql(&format!(" AND CAST({} AS TEXT) COLLATE BINARY = ", sql::of_t(name))).text(row.as_str());
+            update.sql(&format!(" AND {}{}", shape.sql.as_bytes(&shape.value.of), shape.sql.same())).bytes(old.bytes());
+        if let (Some(cell), Some(row)) = (&shape.row, &row) {
+            update = cell.is_row(update.sql(" AND "), row.as_str());
         }
         self.write(|connection| match update.execute(connection)? {
             0 => Ok(SealedInPlace::Changed),

@@ -6,7 +6,7 @@ use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Binary, Double, Nullable, Text};
 
 use super::Plain;
-use super::sql::Query;
+use super::query::Query;
 
 /// The value of a row's key column.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -42,6 +42,43 @@ impl Key {
             Self::Odd(OddKey(Kind::Real(bits))) => query.real(f64::from_bits(*bits)),
             Self::Odd(OddKey(Kind::Bytes(value))) => query.bytes(value),
             Self::Odd(OddKey(Kind::NotUtf8(value))) => query.raw_text(value),
+        }
+    }
+}
+
+impl OddKey {
+    /// The bytes, where it is bytes.
+    pub(super) fn bytes(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Kind::Bytes(bytes) => Some(bytes),
+            Kind::Null | Kind::Real(_) | Kind::NotUtf8(_) => None,
+        }
+    }
+}
+
+impl Key {
+    /// A text that says what the key is, for our own tables.
+    pub(super) fn encoded(&self) -> String {
+        match self {
+            Self::Integer(number) => format!("i:{number}"),
+            Self::Text(text) => format!("t:{text}"),
+            Self::Odd(OddKey(Kind::Null)) => "n:".to_owned(),
+            Self::Odd(OddKey(Kind::Real(bits))) => format!("r:{}", f64::from_bits(*bits)),
+            Self::Odd(OddKey(Kind::Bytes(bytes))) => format!("x:{}", hex::encode(bytes)),
+            Self::Odd(OddKey(Kind::NotUtf8(bytes))) => format!("u:{}", hex::encode(bytes)),
+        }
+    }
+
+    /// The key that [`Key::encoded`] wrote.
+    pub(super) fn decoded(text: &str) -> Self {
+        let odd = |kind| Self::Odd(OddKey(kind));
+        match text.split_at_checked(2) {
+            Some(("i:", number)) => number.parse().map_or_else(|_| Self::Text(number.to_owned()), Self::Integer),
+            Some(("t:", text)) => Self::Text(text.to_owned()),
+            Some(("r:", real)) => odd(Kind::Real(real.parse().map_or(0, f64::to_bits))),
+            Some(("x:", bytes)) => odd(Kind::Bytes(hex::decode(bytes).unwrap_or_default())),
+            Some(("u:", bytes)) => odd(Kind::NotUtf8(hex::decode(bytes).unwrap_or_default())),
+            _ => odd(Kind::Null),
         }
     }
 }
@@ -124,6 +161,25 @@ impl From<KeyParts> for Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_comes_back_from_our_own_tables_as_it_was() {
+        let odd = |kind| Key::Odd(OddKey(kind));
+        for key in [
+            Key::from(i64::MIN),
+            Key::from(7),
+            Key::from(""),
+            Key::from("i:7"),
+            Key::from("Öl\0\n"),
+            odd(Kind::Null),
+            odd(Kind::Real(0.1_f64.to_bits())),
+            odd(Kind::Bytes(vec![0, 255])),
+            odd(Kind::Bytes(Vec::new())),
+            odd(Kind::NotUtf8(vec![0xff, 0x00])),
+        ] {
+            assert_eq!(Key::decoded(&key.encoded()), key);
+        }
+    }
 
     #[test]
     fn a_key_never_moves_the_cursor_or_ends_a_line_where_it_is_shown() {

@@ -7,8 +7,11 @@ use std::process;
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Text};
 
-use super::sql::Query;
+use super::connection::AnyConnection;
+use super::query::Query;
+use super::sql::Sql;
 use super::{Db, Error};
+use crate::provider::KeyId;
 
 impl Db {
     /// Takes the lease of rotation and destruction, for `LASTS` seconds from each renewal.
@@ -18,23 +21,34 @@ impl Db {
     pub fn lease_rotation(&self) -> Result<RotationLease, Error> {
         let lease = RotationLease { holder: holder() };
         self.write(|connection| {
-            let now = now();
+            let now = clock(connection)?;
             let standing: Vec<Standing> =
                 Query::new("SELECT holder, expires FROM hardwrap_lease WHERE name = ").text(NAME).load(connection)?;
-            if let Some(other) = standing.into_iter().find(|one| one.expires > now && one.holder != lease.holder)
-                && !is_dead(&other.holder)
-            {
-                return Err(Error::Leased(described(&other.holder), other.expires - now));
-            }
-            Query::new("INSERT OR REPLACE INTO hardwrap_lease (name, holder, expires) VALUES (")
-                .text(NAME)
-                .sql(", ")
-                .text(&lease.holder)
-                .sql(", ")
-                .integer(now + LASTS)
-                .sql(")")
-                .execute(connection)?;
-            Ok(())
+            let taken = match standing.into_iter().next() {
+                Some(other) if other.expires > now && other.holder != lease.holder && !is_dead(&other.holder) => {
+                    return Err(Error::Leased(described(&other.holder), other.expires - now));
+                }
+                Some(other) => Query::new("UPDATE hardwrap_lease SET holder = ")
+                    .text(&lease.holder)
+                    .sql(", expires = ")
+                    .integer(now + LASTS)
+                    .sql(" WHERE name = ")
+                    .text(NAME)
+                    .sql(" AND holder = ")
+                    .text(&other.holder)
+                    .execute(connection)?,
+                None => Query::new("INSERT INTO hardwrap_lease (name, holder, expires) VALUES (")
+                    .text(NAME)
+                    .sql(", ")
+                    .text(&lease.holder)
+                    .sql(", ")
+                    .integer(now + LASTS)
+                    .sql(")")
+                    .execute(connection)
+                    .map_err(Error::in_the_way)?,
+            };
+            // Somebody else took it in between: looked at again.
+            if taken == 1 { Ok(()) } else { Err(Error::Conflict("the lease was taken".into())) }
         })?;
         Ok(lease)
     }
@@ -74,15 +88,42 @@ impl RotationLease {
         Self { holder: String::new() }
     }
 
-    pub(super) fn renew_in(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        let renewed = Query::new("UPDATE hardwrap_lease SET expires = ")
-            .integer(now() + LASTS)
+    pub(super) fn renew_in(&self, connection: &mut AnyConnection) -> Result<(), Error> {
+        let renewed = Query::new(format!("UPDATE hardwrap_lease SET expires = {} + {LASTS}", now(connection.sql())))
             .sql(" WHERE name = ")
             .text(NAME)
             .sql(" AND holder = ")
             .text(&self.holder)
             .execute(connection)?;
         if renewed == 1 { Ok(()) } else { Err(Error::LeaseLost) }
+    }
+}
+
+/// The right under which a batch is written: that of the whole rotation, or of one part that several workers share.
+#[derive(Clone, Copy, Debug)]
+pub enum WorkLease<'a> {
+    /// Of the rotation.
+    Rotation(&'a RotationLease),
+    /// Of a part.
+    Part(&'a super::Part),
+}
+
+impl WorkLease<'_> {
+    /// Makes it last again, and counts what was moved under it.
+    pub(super) fn renew_in(&self, connection: &mut AnyConnection, target: KeyId, moved: usize) -> Result<(), Error> {
+        let moved = i64::try_from(moved).unwrap_or(i64::MAX);
+        match self {
+            Self::Rotation(lease) => {
+                lease.renew_in(connection)?;
+                Query::new("UPDATE hardwrap_rotation SET moved = moved + ")
+                    .integer(moved)
+                    .sql(" WHERE target = ")
+                    .text(&target.to_string())
+                    .execute(connection)
+                    .map(drop)
+            }
+            Self::Part(part) => part.renew_in(connection, moved),
+        }
     }
 }
 
@@ -96,7 +137,7 @@ struct Standing {
 
 /// This process, so that another on the same machine can see whether it still lives: boot, space of process ids,
 /// process id, when it started, and something drawn, for one process may hold only one.
-fn holder() -> String {
+pub(super) fn holder() -> String {
     let pid = process::id();
     let started = started(pid).unwrap_or_default();
     format!("{} {pid} {started} {}", machine(), uuid::Uuid::new_v4().simple())
@@ -119,7 +160,7 @@ fn started(pid: u32) -> Option<String> {
 }
 
 /// Whether a holder is a process of this machine that is there no more.
-fn is_dead(holder: &str) -> bool {
+pub(super) fn is_dead(holder: &str) -> bool {
     let parts: Vec<&str> = holder.split(' ').collect();
     let [at, pid, since, _] = parts[..] else { return false };
     let Ok(pid) = pid.parse() else { return false };
@@ -133,13 +174,31 @@ fn described(holder: &str) -> String {
     }
 }
 
-fn now() -> i64 {
-    jiff::Timestamp::now().as_second()
+/// Seconds since 1970 by the clock that all who share the database share: the server's own.
+pub(super) fn now(sql: Sql) -> &'static str {
+    match sql {
+        Sql::Sqlite => "CAST(strftime('%s', 'now') AS INTEGER)",
+        Sql::Postgres => "CAST(extract(epoch FROM clock_timestamp()) AS int8)",
+        Sql::Mariadb => "UNIX_TIMESTAMP()",
+    }
+}
+
+/// What that clock shows.
+pub(super) fn clock(connection: &mut AnyConnection) -> Result<i64, Error> {
+    let query = Query::new(format!("SELECT {} AS now", connection.sql().integer(now(connection.sql()))));
+    let rows: Vec<Clock> = query.load(connection)?;
+    Ok(rows.first().map_or(0, |row| row.now))
+}
+
+#[derive(QueryableByName)]
+struct Clock {
+    #[diesel(sql_type = BigInt)]
+    now: i64,
 }
 
 const NAME: &str = "rotation";
 /// How long a lease lasts from its last renewal: seconds.
-const LASTS: i64 = 60;
+pub(super) const LASTS: i64 = 60;
 
 #[cfg(test)]
 mod tests {

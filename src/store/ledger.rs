@@ -4,9 +4,9 @@ use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use sha2::{Digest, Sha256};
 
-use super::key::KeyParts;
+use super::connection::AnyConnection;
+use super::query::Query;
 use super::schema::now;
-use super::sql::{self, Query};
 use super::{Db, Error, Key, Spot};
 use crate::column::Column;
 use crate::envelope::Marker;
@@ -24,8 +24,8 @@ impl Db {
         }
         let digests = bad.iter().map(|one| self.digest_at(column, &one.key)).collect::<Result<Vec<_>, _>>()?;
         self.write(|connection| {
-            for (one, digest) in bad.iter().zip(digests) {
-                note(connection, column, one, &digest)?;
+            for (one, digest) in bad.iter().zip(&digests) {
+                note(connection, column, one, digest)?;
             }
             Ok(())
         })
@@ -146,7 +146,7 @@ pub struct BadValue {
     pub error: &'static str,
 }
 
-fn note(connection: &mut SqliteConnection, column: &Column, bad: &BadValue, digest: &str) -> Result<(), Error> {
+fn note(connection: &mut AnyConnection, column: &Column, bad: &BadValue, digest: &str) -> Result<(), Error> {
     let (kid, shown) = (bad.kid.map(|kid| kid.to_string()).unwrap_or_default(), bad.key.to_string());
     let standing = Query::new(format!("SELECT {LEDGER} FROM hardwrap_ledger"));
     let standing: Vec<LedgerRow> = at_row(standing, column, &bad.key).load(connection)?;
@@ -171,8 +171,10 @@ fn note(connection: &mut SqliteConnection, column: &Column, bad: &BadValue, dige
             .text(digest)
             .sql(", ")
             .text(&now)
-            .sql(", ");
-    bad.key.bind(insert).sql(")").execute(connection)?;
+            .sql(", ")
+            .owned(bad.key.encoded())
+            .sql(")");
+    insert.execute(connection)?;
     Ok(())
 }
 
@@ -203,7 +205,7 @@ pub struct LedgerEntry {
 impl LedgerEntry {
     /// Whether this is about a value of that column.
     pub fn is_of(&self, column: &Column) -> bool {
-        self.table.eq_ignore_ascii_case(column.table()) && self.column.eq_ignore_ascii_case(column.name())
+        self.table == column.table() && self.column == column.name()
     }
 }
 
@@ -212,9 +214,9 @@ fn digest_of(bytes: &[u8]) -> String {
 }
 
 /// Appends the condition that a row of the ledger is that of this value.
-fn at_row<'a>(query: Query<'a>, column: &'a Column, key: &'a Key) -> Query<'a> {
+fn at_row<'a>(query: Query<'a>, column: &'a Column, key: &Key) -> Query<'a> {
     let query = query.sql(" WHERE tbl = ").text(column.table()).sql(" AND col = ").text(column.name());
-    key.bind(query.sql(&format!(" AND row_key{}", sql::SAME)))
+    query.sql(" AND row_key = ").owned(key.encoded())
 }
 
 #[derive(QueryableByName)]
@@ -225,8 +227,8 @@ struct LedgerRow {
     tbl: String,
     #[diesel(sql_type = Text)]
     col: String,
-    #[diesel(embed)]
-    key: KeyParts,
+    #[diesel(sql_type = Text)]
+    row_key: String,
     #[diesel(sql_type = Text)]
     kid: String,
     #[diesel(sql_type = Text)]
@@ -247,7 +249,7 @@ impl From<LedgerRow> for LedgerEntry {
             id: row.id,
             table: row.tbl,
             column: row.col,
-            key: row.key.into(),
+            key: Key::decoded(&row.row_key),
             kid: row.kid,
             error: row.error,
             noted: row.noted,
@@ -261,7 +263,4 @@ impl From<LedgerRow> for LedgerEntry {
 /// Stands for the rows of a column whose key is NULL: nothing else names them.
 pub(crate) const KEYLESS: &str = "(rows without a key)";
 
-const LEDGER: &str = "id, tbl, col, kid, error, digest, noted, accepted, reason, \
-    typeof(row_key) AS key_kind, CASE WHEN typeof(row_key) = 'integer' THEN row_key END AS key_integer, \
-    CASE WHEN typeof(row_key) = 'real' THEN row_key END AS key_real, \
-    CASE WHEN typeof(row_key) IN ('text', 'blob') THEN CAST(row_key AS BLOB) END AS key_bytes";
+const LEDGER: &str = "id, tbl, col, row_key, kid, error, digest, noted, accepted, reason";

@@ -4,8 +4,8 @@
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Nullable, Text};
 
+use super::query::Query;
 use super::schema::now;
-use super::sql::Query;
 use super::{Db, Error};
 use crate::provider::KeyId;
 
@@ -17,7 +17,12 @@ impl Db {
     pub fn begin_rotation(&self, target: KeyId, mode: &str) -> Result<(), Error> {
         let now = now();
         self.write(|connection| {
-            Query::new("INSERT OR IGNORE INTO hardwrap_rotation (target, mode, started, moved) VALUES (")
+            let known = Query::new("SELECT target AS id, mode AS event FROM hardwrap_rotation WHERE target = ");
+            let known: Vec<Event> = known.text(&target.to_string()).load(connection)?;
+            if !known.is_empty() {
+                return Ok(());
+            }
+            Query::new("INSERT INTO hardwrap_rotation (target, mode, started, moved) VALUES (")
                 .text(&target.to_string())
                 .sql(", ")
                 .text(mode)
@@ -74,7 +79,8 @@ impl Db {
     /// [`Error::Unavailable`].
     pub fn outbox(&self) -> Result<Vec<(String, String)>, Error> {
         let rows: Vec<Event> = self.read_with(|connection| {
-            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL ORDER BY rowid").load(connection)
+            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL ORDER BY made, id")
+                .load(connection)
         })?;
         Ok(rows.into_iter().map(|row| (row.id, row.event)).collect())
     }
@@ -103,7 +109,8 @@ impl Db {
         let now = now();
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.write(|connection| {
-            Query::new("INSERT OR REPLACE INTO hardwrap_discovery (id, searched, columns, unregistered) VALUES (1, ")
+            Query::new("DELETE FROM hardwrap_discovery").execute(connection)?;
+            Query::new("INSERT INTO hardwrap_discovery (id, searched, columns, unregistered) VALUES (1, ")
                 .text(&now)
                 .sql(", ")
                 .integer(count(columns))

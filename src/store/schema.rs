@@ -3,12 +3,14 @@
 //! Not diesel_migrations, on purpose: it keeps its list in `__diesel_schema_migrations`, and an application that uses
 //! it in the same database would find our migrations among its own. Everything of ours is called `hardwrap_*`.
 
-use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Nullable, Text};
 
-use super::sql::Query;
-use super::{Db, Error};
+use super::connection::AnyConnection;
+use super::query::Query;
+use super::sql::Sql;
+use super::url::Place;
+use super::{DatabaseUrl, Db, Error};
 use crate::provider::{Alg, KeyId, random};
 
 impl Db {
@@ -23,18 +25,23 @@ impl Db {
         let mut applied = Vec::new();
         for migration in &MIGRATIONS {
             let done = self.write(|connection| {
+                alone(connection)?;
                 let found = installed(connection)?.unwrap_or(0);
                 usable_by_this(connection, found)?;
                 if found >= migration.version {
                     return Ok(false);
                 }
-                connection.batch_execute(migration.sql)?;
-                Query::new("INSERT INTO hardwrap_migration (version, applied) VALUES (")
-                    .integer(migration.version)
-                    .sql(", ")
-                    .text(&now())
-                    .sql(")")
-                    .execute(connection)?;
+                connection.run(migration.sql(self.sql()))?;
+                // MariaDB keeps each statement above for itself, so two programs may come here at once.
+                Query::new(match self.sql() {
+                    Sql::Mariadb => "INSERT IGNORE INTO hardwrap_migration (version, applied) VALUES (",
+                    _ => "INSERT INTO hardwrap_migration (version, applied) VALUES (",
+                })
+                .integer(migration.version)
+                .sql(", ")
+                .text(&now())
+                .sql(")")
+                .execute(connection)?;
                 Ok(true)
             })?;
             if done {
@@ -42,19 +49,23 @@ impl Db {
             }
         }
         self.write(|connection| {
+            alone(connection)?;
             if identity(connection)?.is_some() {
                 return Ok(());
             }
             let mut drawn = [0; 16];
             random(&mut drawn).map_err(|error| Error::Unavailable(Box::new(error)))?;
-            Query::new("INSERT INTO hardwrap_database (identity, made, oldest_version) VALUES (")
-                .text(&format!("{:032x}", u128::from_be_bytes(drawn)))
-                .sql(", ")
-                .text(&now())
-                .sql(", ")
-                .text(OLDEST)
-                .sql(")")
-                .execute(connection)?;
+            Query::new(match self.sql() {
+                Sql::Mariadb => "INSERT IGNORE INTO hardwrap_database (identity, made, oldest_version) VALUES (",
+                _ => "INSERT INTO hardwrap_database (identity, made, oldest_version) VALUES (",
+            })
+            .text(&format!("{:032x}", u128::from_be_bytes(drawn)))
+            .sql(", ")
+            .text(&now())
+            .sql(", ")
+            .text(OLDEST)
+            .sql(")")
+            .execute(connection)?;
             Ok(())
         })?;
         Ok(applied)
@@ -82,9 +93,9 @@ impl Db {
     pub fn create_agent_run_table(&self) -> Result<bool, Error> {
         self.write(|connection| {
             let mut made = false;
-            for (table, sql) in AGENT_RUN {
+            for (table, sql) in agent_run(self.sql()) {
                 if !is_there(connection, table)? {
-                    connection.batch_execute(sql)?;
+                    connection.run(sql)?;
                     made = true;
                 }
             }
@@ -141,20 +152,32 @@ impl Db {
     }
 }
 
-/// All SQL that makes our tables and what stands in them, and those of the preset `nr-llm`, in the order in which it is
-/// run. [`Db::upgrade`] finds nothing left to do after it.
-pub fn schema_sql() -> String {
+/// All SQL that makes our tables and what stands in them, and those of the preset `nr-llm`, for the database of `url`, in
+/// the order in which it is run. [`Db::upgrade`] finds nothing left to do after it.
+pub fn schema_sql(url: &DatabaseUrl) -> String {
+    let (sql, now, drawn) = match url.place() {
+        Place::Sqlite(_) => (Sql::Sqlite, "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')", "lower(hex(randomblob(16)))"),
+        Place::Postgres(_) => (
+            Sql::Postgres,
+            "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')",
+            "replace(gen_random_uuid()::text, '-', '')",
+        ),
+        Place::Mariadb(_) => {
+            (Sql::Mariadb, "DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%dT%H:%i:%sZ')", "LOWER(HEX(RANDOM_BYTES(16)))")
+        }
+    };
     let mut all = String::new();
-    for Migration { version, name: _, sql } in &MIGRATIONS {
-        all.push_str(sql);
-        all.push_str(&format!("INSERT INTO hardwrap_migration (version, applied) VALUES ({version}, {SQL_NOW});\n"));
+    for migration in &MIGRATIONS {
+        all.push_str(migration.sql(sql));
+        let version = migration.version;
+        all.push_str(&format!("INSERT INTO hardwrap_migration (version, applied) VALUES ({version}, {now});\n"));
     }
     // Where there is an identity already, the statements above fail, and no second one may come in.
     all.push_str(&format!(
         "INSERT INTO hardwrap_database (identity, made, oldest_version)\n    \
-         SELECT lower(hex(randomblob(16))), {SQL_NOW}, '{OLDEST}' WHERE NOT EXISTS (SELECT 1 FROM hardwrap_database);\n"
+         SELECT {drawn}, {now}, '{OLDEST}' WHERE NOT EXISTS (SELECT 1 FROM hardwrap_database);\n"
     ));
-    AGENT_RUN.iter().for_each(|(_, sql)| all.push_str(sql));
+    agent_run(sql).iter().for_each(|(_, sql)| all.push_str(sql));
     all
 }
 
@@ -201,11 +224,31 @@ pub struct KeySeen {
 struct Migration {
     version: i64,
     name: &'static str,
-    sql: &'static str,
+    sqlite: &'static str,
+    postgres: &'static str,
+    mariadb: &'static str,
+}
+
+impl Migration {
+    fn sql(&self, sql: Sql) -> &'static str {
+        match sql {
+            Sql::Sqlite => self.sqlite,
+            Sql::Postgres => self.postgres,
+            Sql::Mariadb => self.mariadb,
+        }
+    }
+}
+
+/// One program at a time makes tables in a PostgreSQL database: two that made one at once would fail.
+fn alone(connection: &mut AnyConnection) -> Result<(), Error> {
+    match connection.sql() {
+        Sql::Postgres => connection.run("SELECT pg_advisory_xact_lock(7525354)"),
+        Sql::Sqlite | Sql::Mariadb => Ok(()),
+    }
 }
 
 /// The version of our tables; none if they are not there.
-fn installed(connection: &mut SqliteConnection) -> Result<Option<i64>, Error> {
+fn installed(connection: &mut AnyConnection) -> Result<Option<i64>, Error> {
     if !is_there(connection, "hardwrap_migration")? {
         return Ok(None);
     }
@@ -213,7 +256,7 @@ fn installed(connection: &mut SqliteConnection) -> Result<Option<i64>, Error> {
     Ok(newest.into_iter().next().and_then(|newest| newest.version))
 }
 
-fn usable_by_this(connection: &mut SqliteConnection, found: i64) -> Result<(), Error> {
+fn usable_by_this(connection: &mut AnyConnection, found: i64) -> Result<(), Error> {
     if found > NEWEST {
         return Err(Error::NewerTables { found, known: NEWEST });
     }
@@ -226,17 +269,27 @@ fn usable_by_this(connection: &mut SqliteConnection, found: i64) -> Result<(), E
     }
 }
 
-fn identity(connection: &mut SqliteConnection) -> Result<Option<Identity>, Error> {
+fn identity(connection: &mut AnyConnection) -> Result<Option<Identity>, Error> {
     let rows: Vec<Identity> =
         Query::new("SELECT identity, made, oldest_version FROM hardwrap_database").load(connection)?;
     Ok(rows.into_iter().next())
 }
 
-pub(super) fn is_there(connection: &mut SqliteConnection, name: &str) -> Result<bool, Error> {
-    let rows: Vec<Name> =
-        Query::new("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name COLLATE NOCASE = ")
-            .text(name)
-            .load(connection)?;
+pub(super) fn is_there(connection: &mut AnyConnection, name: &str) -> Result<bool, Error> {
+    let query = match connection.sql() {
+        Sql::Sqlite => {
+            Query::new("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name COLLATE NOCASE = ")
+                .text(name)
+        }
+        Sql::Postgres => {
+            Query::new("SELECT relname::text AS name FROM pg_class WHERE oid = to_regclass(").text(name).sql(")")
+        }
+        Sql::Mariadb => Query::new(
+            "SELECT TABLE_NAME AS name FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND BINARY TABLE_NAME = ",
+        )
+        .text(name),
+    };
+    let rows: Vec<Name> = query.load(connection)?;
     Ok(!rows.is_empty())
 }
 
@@ -247,7 +300,7 @@ fn release(version: &str) -> Option<[u64; 3]> {
     numbers.try_into().ok()
 }
 
-/// Now, RFC 3339 in UTC, whole seconds: as [`SQL_NOW`] says it.
+/// Now, RFC 3339 in UTC, whole seconds.
 pub(super) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -265,18 +318,40 @@ struct Name {
     name: String,
 }
 
-const MIGRATIONS: [Migration; 2] = [
-    Migration { version: 1, name: "hardwrap", sql: include_str!("migrations/0001_hardwrap.sql") },
-    Migration { version: 2, name: "rotation", sql: include_str!("migrations/0002_rotation.sql") },
+macro_rules! migration {
+    ($version:literal, $name:literal, $file:literal) => {
+        Migration {
+            version: $version,
+            name: $name,
+            sqlite: include_str!(concat!("migrations/sqlite/", $file)),
+            postgres: include_str!(concat!("migrations/postgres/", $file)),
+            mariadb: include_str!(concat!("migrations/mariadb/", $file)),
+        }
+    };
+}
+
+const MIGRATIONS: [Migration; 3] = [
+    migration!(1, "hardwrap", "0001_hardwrap.sql"),
+    migration!(2, "rotation", "0002_rotation.sql"),
+    migration!(3, "servers", "0003_servers.sql"),
 ];
 const NEWEST: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-const AGENT_RUN: [(&str, &str); 2] = [
-    ("tx_nrllm_agentrun", include_str!("migrations/agentrun.sql")),
-    ("tx_nrllm_agentrun_event", include_str!("migrations/agentrun_event.sql")),
-];
-
-const SQL_NOW: &str = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
+/// The tables of the preset, each with what makes it.
+fn agent_run(sql: Sql) -> [(&'static str, &'static str); 2] {
+    let [run, event] = match sql {
+        Sql::Sqlite => {
+            [include_str!("migrations/sqlite/agentrun.sql"), include_str!("migrations/sqlite/agentrun_event.sql")]
+        }
+        Sql::Postgres => {
+            [include_str!("migrations/postgres/agentrun.sql"), include_str!("migrations/postgres/agentrun_event.sql")]
+        }
+        Sql::Mariadb => {
+            [include_str!("migrations/mariadb/agentrun.sql"), include_str!("migrations/mariadb/agentrun_event.sql")]
+        }
+    };
+    [("tx_nrllm_agentrun", run), ("tx_nrllm_agentrun_event", event)]
+}
 
 const THIS: &str = env!("CARGO_PKG_VERSION");
 /// The oldest hardwrap that understands the tables as they are now.

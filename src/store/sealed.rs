@@ -9,7 +9,6 @@ use diesel::expression::AsExpression;
 use diesel::query_builder::QueryId;
 use diesel::serialize::{self, Output, ToSql};
 use diesel::sql_types::{HasSqlType, SingleValue, SqlType, Text, is_nullable};
-use diesel::sqlite::Sqlite;
 use zeroize::Zeroizing;
 
 use crate::column::{Cleartext, SealedColumn};
@@ -43,7 +42,12 @@ macro_rules! stored_as_text {
     )+};
 }
 
-stored_as_text!(Sqlite);
+#[cfg(feature = "sqlite")]
+stored_as_text!(diesel::sqlite::Sqlite);
+#[cfg(feature = "postgres")]
+stored_as_text!(diesel::pg::Pg);
+#[cfg(feature = "mariadb")]
+stored_as_text!(diesel::mysql::Mysql);
 
 /// A value of the column `C` as it stands in the database: sealed, or empty, or in clear where the column accepts that.
 /// Reading rows asks no key; [`Sealed::open`] does. It is wiped on drop and never printed.

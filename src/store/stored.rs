@@ -7,7 +7,8 @@ use diesel::sql_types::{BigInt, Binary, Nullable, Text};
 use zeroize::Zeroizing;
 
 use super::key::KeyParts;
-use super::sql::{self, Query};
+use super::query::Query;
+use super::shape::{self, Shape};
 use super::{Db, Error, Key};
 use crate::codec::Codec;
 use crate::column::{Column, Row};
@@ -37,14 +38,18 @@ impl Db {
     /// [`Error::NoTable`], [`Error::NoColumn`], [`Error::Unavailable`]. Bad rows are errors of their own, within
     /// [`Stored`].
     pub fn page(&self, column: &Column, after: Option<&Key>, limit: u32) -> Result<Vec<Stored>, Error> {
-        let key = sql::exactly(column.key());
-        let query = select(column).sql(" WHERE ").sql(&key);
+        let shape = self.shape(column)?;
+        let key = shape.key.ordered();
+        let query = select(&shape).sql(" WHERE ").sql(&key);
         let query = match after {
-            Some(after) => after.bind(query.sql(" > ")),
+            Some(after) => match shape.key.bind(query.sql(" > "), after) {
+                Some(query) => query,
+                None => return Ok(Vec::new()),
+            },
             None => query.sql(" IS NOT NULL"),
         };
         let query = query.sql(" ORDER BY ").sql(&key).sql(" LIMIT ").integer(limit.into());
-        self.stored(column, query)
+        self.stored(column, &query)
     }
 
     /// At most `limit` rows drawn at random from those that hold a value.
@@ -52,14 +57,17 @@ impl Db {
     /// # Errors
     /// As [`Db::page`].
     pub fn sample(&self, column: &Column, limit: u32) -> Result<Vec<Stored>, Error> {
-        let (key, value) = (sql::of_t(column.key()), sql::of_t(column.name()));
+        let shape = self.shape(column)?;
+        // MariaDB takes no LIMIT in what IN looks through, so the keys drawn stand in a table of their own.
         let drawn = format!(
-            " WHERE {} IN (SELECT {key} FROM {} WHERE length({}) > 0 ORDER BY random() LIMIT ",
-            sql::exactly(column.key()),
-            sql::from(column),
-            sql::as_bytes(&value)
+            " WHERE {} IN (SELECT d.k FROM (SELECT {} AS k FROM {} WHERE {} > 0 ORDER BY {} LIMIT ",
+            shape.key.ordered(),
+            shape.key.of,
+            shape.table,
+            shape.sql.length(&shape.value.of),
+            shape.sql.random(),
         );
-        self.stored(column, select(column).sql(&drawn).integer(limit.into()).sql(")"))
+        self.stored(column, &select(&shape).sql(&drawn).integer(limit.into()).sql(") AS d)"))
     }
 
     /// The row whose key is exactly `key`: the way back to a row that [`Db::page`] showed, whatever its key is.
@@ -67,15 +75,16 @@ impl Db {
     /// # Errors
     /// As [`Db::read`].
     pub fn read_key(&self, column: &Column, key: &Key) -> Result<Option<Stored>, Error> {
-        let query = select(column).sql(" WHERE ").sql(&sql::exactly(column.key())).sql(" = ");
-        let mut rows = self.stored(column, key.bind(query).sql(" LIMIT 2"))?;
+        let shape = self.shape(column)?;
+        let Some(query) = shape.key.is(select(&shape).sql(" WHERE "), key) else { return Ok(None) };
+        let mut rows = self.stored(column, &query.sql(" LIMIT 2"))?;
         if rows.len() > 1 {
             return Err(Error::KeyNotUnique(format!("{}.{}", column.table(), column.key())));
         }
         Ok(rows.pop())
     }
 
-    fn stored(&self, column: &Column, query: Query<'_>) -> Result<Vec<Stored>, Error> {
+    fn stored(&self, column: &Column, query: &Query<'_>) -> Result<Vec<Stored>, Error> {
         let rows: Vec<StoredParts> = self.read_with(|connection| query.load(connection))?;
         let bound = column.row().is_some();
         Ok(rows.into_iter().map(|parts| parts.stored(bound)).collect())
@@ -243,13 +252,17 @@ impl StoredParts {
     }
 }
 
-fn select(column: &Column) -> Query<'static> {
-    let value = sql::of_t(column.name());
+fn select(shape: &Shape) -> Query<'static> {
+    let (sql, value) = (shape.sql, &shape.value.of);
+    let kind = match sql {
+        super::sql::Sql::Sqlite => format!("typeof({value})"),
+        _ => format!("CASE WHEN {value} IS NULL THEN 'null' ELSE 'text' END"),
+    };
     Query::new(format!(
-        "SELECT {}, {}, typeof({value}) AS value_kind, {} AS value FROM {}",
-        KeyParts::select(&sql::of_t(column.key())),
-        RowParts::select(&column.row().map_or_else(|| "NULL".to_owned(), sql::of_t)),
-        sql::as_bytes(&value),
-        sql::from(column)
+        "SELECT {}, {}, {kind} AS value_kind, {} AS value FROM {}",
+        shape.key.select_key(),
+        shape.row.as_ref().map_or_else(|| shape::no_row(sql), shape::Cell::select_row),
+        sql.as_bytes(value),
+        shape.table
     ))
 }

@@ -37,6 +37,11 @@ impl App {
         Self { global }
     }
 
+    /// Whether a configuration is named, or stands in the working directory.
+    pub(crate) fn is_configured(&self) -> bool {
+        self.global.config.is_some() || env::var_os("HARDWRAP_CONFIG").is_some() || PathBuf::from(FILE).exists()
+    }
+
     /// Reads the configuration.
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         let config = self.found_config()??;
@@ -53,7 +58,7 @@ impl App {
             (Some(path), _) => path.clone(),
             (None, Some(path)) => path.into(),
             (None, None) => {
-                let path = PathBuf::from("hardwrap.toml");
+                let path = PathBuf::from(FILE);
                 if !path.exists() {
                     return Err(Failure::usage(
                         "no configuration: make ./hardwrap.toml (the README shows one), or give --config FILE",
@@ -115,3 +120,6 @@ impl App {
 }
 
 const EVERYWHERE: &str = "Options of every command";
+
+/// The configuration, where none is named.
+const FILE: &str = "hardwrap.toml";

@@ -123,8 +123,9 @@ pub(super) fn open(config: &Config, examination: &mut Examination) -> Option<Ope
 }
 
 fn readable_by_others(config: &Config) -> Vec<PathBuf> {
+    let Some(path) = config.database.path() else { return Vec::new() };
     let beside = |end: &str| {
-        let mut name = config.database.path().as_os_str().to_owned();
+        let mut name = path.as_os_str().to_owned();
         name.push(end);
         PathBuf::from(name)
     };
@@ -227,6 +228,11 @@ fn schema(column: &Column, facts: &ColumnFacts) -> Vec<Finding> {
             say(FindingId::TableOdd, format!("{table} is a view or a virtual table"), "register the table behind it");
             return found;
         }
+        TableFact::Parent | TableFact::Foreign => {
+            let what = format!("{table} is a foreign table, a sequence, or a table that others inherit from");
+            say(FindingId::TableOdd, what, "register an ordinary or a partitioned table");
+            return found;
+        }
         TableFact::Table => {}
     }
     match &facts.column {
@@ -239,8 +245,8 @@ fn schema(column: &Column, facts: &ColumnFacts) -> Vec<Finding> {
             say(FindingId::ColumnGenerated, what, "register the column that the value is stored in");
         }
         ColumnFact::Declared(declared) if !facts.takes_text() => {
-            let what = format!("it is declared {declared:?}, which is a type for numbers");
-            say(FindingId::ColumnType, what, "declare it as TEXT");
+            let what = format!("it is declared {declared:?}, which is no type for a sealed text");
+            say(FindingId::ColumnType, what, "declare it as text; in MariaDB as mediumtext of character set utf8mb4");
         }
         ColumnFact::Declared(_) => {}
     }

@@ -4,7 +4,9 @@ use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Binary, Nullable};
 
 use super::{RunId, Status, Worker};
-use crate::store::sql::{self, Query};
+use crate::store::connection::AnyConnection;
+use crate::store::query::Query;
+use crate::store::sql::Sql;
 use crate::store::{Db, Error};
 
 /// What became of a transition. Only [`Answer::Moved`] changed anything.
@@ -52,16 +54,16 @@ impl<'a> Guard<'a> {
         Self { stale_before: Some(now), ..Self::from(&[Status::Running]) }
     }
 
-    fn conditions(&self) -> Query<'a> {
-        let mut query = Query::new(" AND ").append(status_in(self.from));
+    fn conditions(&self, sql: Sql) -> Query<'a> {
+        let mut query = Query::new(" AND ").append(status_in(sql, self.from));
         if let Some(worker) = self.worker {
-            query = query.sql(" AND t.claimed_by COLLATE BINARY = ").text(worker.as_str());
+            query = sql.is_text(query.sql(" AND "), "t.claimed_by", worker.as_str());
         }
         if let Some(now) = self.stale_before {
             query = query.sql(" AND ").append(lease_ended(now));
         }
         if let Some((column, bytes)) = self.unchanged {
-            query = query.sql(&format!(" AND {}{}", sql::as_bytes(&sql::of_t(column)), sql::SAME));
+            query = query.sql(&format!(" AND {}{}", sql.as_bytes(&sql.of_t(column)), sql.same()));
             query = query.optional_bytes(bytes);
         }
         query
@@ -70,11 +72,9 @@ impl<'a> Guard<'a> {
 
 /// Sets what `set` says if the guard allows it, and else says why not, both in one transaction.
 pub(super) fn transit<'a>(db: &Db, id: &'a RunId, set: Query<'a>, guard: &Guard<'a>) -> Result<Answer, Error> {
-    let update = Query::new(format!("UPDATE {} SET ", sql::table("tx_nrllm_agentrun")))
-        .append(set)
-        .sql(" WHERE t.uuid COLLATE BINARY = ")
-        .text(id.as_str())
-        .append(guard.conditions());
+    let sql = db.sql();
+    let update = Query::new(format!("UPDATE {} SET ", sql.table("tx_nrllm_agentrun"))).append(set).sql(" WHERE ");
+    let update = sql.is_text(update, "t.uuid", id.as_str()).append(guard.conditions(sql));
     db.write(|connection| match update.execute(connection)? {
         1 => Ok(Answer::Moved),
         0 => why(connection, id, guard),
@@ -82,15 +82,18 @@ pub(super) fn transit<'a>(db: &Db, id: &'a RunId, set: Query<'a>, guard: &Guard<
     })
 }
 
-/// `t.status IN (..)`, byte for byte.
-pub(super) fn status_in<'a>(statuses: &[Status]) -> Query<'a> {
-    statuses
-        .iter()
-        .enumerate()
-        .fold(Query::new("t.status COLLATE BINARY IN ("), |query, (index, status)| {
+/// `t.status IN (..)`, byte for byte; on a server by the index first.
+pub(super) fn status_in<'a>(sql: Sql, statuses: &[Status]) -> Query<'a> {
+    let listed = |query: Query<'a>| {
+        let list = statuses.iter().enumerate().fold(query.sql(" IN ("), |query, (index, status)| {
             if index > 0 { query.sql(", ").text(status.name()) } else { query.text(status.name()) }
-        })
-        .sql(")")
+        });
+        list.sql(")")
+    };
+    match sql {
+        Sql::Sqlite => listed(Query::new(sql.exactly("t.status"))),
+        _ => listed(listed(Query::new("(t.status")).sql(&format!(" AND {}", sql.exactly("t.status")))).sql(")"),
+    }
 }
 
 /// A lease was given and has ended.
@@ -98,7 +101,7 @@ pub(super) fn lease_ended<'a>(now: i64) -> Query<'a> {
     Query::new("t.lease_expires > 0 AND t.lease_expires < ").integer(now)
 }
 
-fn why(connection: &mut SqliteConnection, id: &RunId, guard: &Guard<'_>) -> Result<Answer, Error> {
+fn why(connection: &mut AnyConnection, id: &RunId, guard: &Guard<'_>) -> Result<Answer, Error> {
     let Some(standing) = standing(connection, id)? else { return Ok(Answer::NoSuchRun) };
     let status = standing.status(id)?;
     if !guard.from.contains(&status) {
@@ -117,16 +120,16 @@ fn why(connection: &mut SqliteConnection, id: &RunId, guard: &Guard<'_>) -> Resu
 }
 
 /// Where a run stands, without its states: one read by an index, and no key is asked.
-pub(super) fn standing(connection: &mut SqliteConnection, id: &RunId) -> Result<Option<Standing>, Error> {
-    let rows: Vec<Standing> = Query::new(format!(
-        "SELECT {} AS status, {} AS claimed_by, CAST(t.lease_expires AS INTEGER) AS lease_expires FROM {} \
-         WHERE t.uuid COLLATE BINARY = ",
-        sql::as_bytes("t.status"),
-        sql::as_bytes("t.claimed_by"),
-        sql::table("tx_nrllm_agentrun")
-    ))
-    .text(id.as_str())
-    .load(connection)?;
+pub(super) fn standing(connection: &mut AnyConnection, id: &RunId) -> Result<Option<Standing>, Error> {
+    let sql = connection.sql();
+    let query = Query::new(format!(
+        "SELECT {} AS status, {} AS claimed_by, {} AS lease_expires FROM {} WHERE ",
+        sql.as_bytes("t.status"),
+        sql.as_bytes("t.claimed_by"),
+        sql.integer("t.lease_expires"),
+        sql.table("tx_nrllm_agentrun")
+    ));
+    let rows: Vec<Standing> = sql.is_text(query, "t.uuid", id.as_str()).load(connection)?;
     Ok(rows.into_iter().next())
 }
 

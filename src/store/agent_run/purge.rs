@@ -5,7 +5,9 @@ use diesel::sql_types::BigInt;
 
 use super::guard::status_in;
 use super::{AgentRuns, Status};
-use crate::store::sql::{self, Query};
+use crate::store::connection::AnyConnection;
+use crate::store::query::Query;
+use crate::store::sql::Sql;
 use crate::store::{Db, Error};
 
 /// After how many days runs are deleted, counted from when they were made. 0 means no window of its own: such runs
@@ -59,8 +61,9 @@ impl AgentRuns {
             if days == 0 {
                 continue;
             }
-            let due = || due(side, before(days, now), now);
-            let runs = sql::table("tx_nrllm_agentrun");
+            let sql = db.sql();
+            let due = || due(sql, side, before(days, now), now);
+            let runs = sql.table("tx_nrllm_agentrun");
             let count = |query: Query<'_>| -> Result<u64, Error> {
                 let rows: Vec<Uid> = db.read_with(|connection| query.load(connection))?;
                 Ok(rows.first().map_or(0, |row| row.uid.unsigned_abs()))
@@ -71,7 +74,8 @@ impl AgentRuns {
                 Side::Unfinished => purged.unfinished = found,
             }
             let events = format!(
-                "SELECT COUNT(*) AS uid FROM main.tx_nrllm_agentrun_event WHERE run IN (SELECT t.uid FROM {runs} WHERE "
+                "SELECT COUNT(*) AS uid FROM {} WHERE run IN (SELECT t.uid FROM {runs} WHERE ",
+                sql.name("tx_nrllm_agentrun_event")
             );
             purged.events += count(Query::new(events).append(due()).sql(")"))?;
         }
@@ -118,17 +122,18 @@ struct Uid {
 }
 
 fn chunk(
-    connection: &mut SqliteConnection,
+    connection: &mut AnyConnection,
     side: Side,
     before: i64,
     now: i64,
     after: i64,
 ) -> Result<Option<Chunk>, Error> {
-    let runs = sql::table("tx_nrllm_agentrun");
-    let uids: Vec<Uid> = Query::new(format!("SELECT t.uid AS uid FROM {runs} WHERE t.uid > "))
+    let sql = connection.sql();
+    let runs = sql.table("tx_nrllm_agentrun");
+    let uids: Vec<Uid> = Query::new(format!("SELECT {} AS uid FROM {runs} WHERE t.uid > ", sql.integer("t.uid")))
         .integer(after)
         .sql(" AND ")
-        .append(due(side, before, now))
+        .append(due(sql, side, before, now))
         .sql(" ORDER BY t.uid LIMIT ")
         .integer(CHUNK)
         .load(connection)?;
@@ -137,23 +142,25 @@ fn chunk(
         let listed = uids.iter().enumerate().fold(Query::new("t.uid IN ("), |query, (index, row)| {
             if index > 0 { query.sql(", ").integer(row.uid) } else { query.integer(row.uid) }
         });
-        listed.sql(") AND ").append(due(side, before, now))
+        listed.sql(") AND ").append(due(sql, side, before, now))
     };
-    let events =
-        Query::new(format!("DELETE FROM main.tx_nrllm_agentrun_event WHERE run IN (SELECT t.uid FROM {runs} WHERE "))
-            .append(again())
-            .sql(")")
-            .execute(connection)?;
-    let runs = Query::new(format!("DELETE FROM {runs} WHERE ")).append(again()).execute(connection)?;
+    let events = sql.name("tx_nrllm_agentrun_event");
+    let events = Query::new(format!("DELETE FROM {events} WHERE run IN (SELECT t.uid FROM {runs} WHERE "))
+        .append(again())
+        .sql(")")
+        .execute(connection)?;
+    // MariaDB wants to be told from which table, where that has a name of its own.
+    let delete = if sql == Sql::Mariadb { "DELETE t FROM" } else { "DELETE FROM" };
+    let runs = Query::new(format!("{delete} {runs} WHERE ")).append(again()).execute(connection)?;
     Ok(Some(Chunk { runs, events, last: *last }))
 }
 
 /// A run of this side, made before the cutoff, whose lease, if it has one, ended before now, whatever its status. A
 /// status that this version does not know counts as unfinished.
-fn due<'a>(side: Side, before: i64, now: i64) -> Query<'a> {
+fn due<'a>(sql: Sql, side: Side, before: i64, now: i64) -> Query<'a> {
     let side = match side {
-        Side::Finished => status_in(&Status::FINISHED),
-        Side::Unfinished => Query::new("NOT ").append(status_in(&Status::FINISHED)),
+        Side::Finished => status_in(sql, &Status::FINISHED),
+        Side::Unfinished => Query::new("NOT ").append(status_in(sql, &Status::FINISHED)),
     };
     side.sql(" AND t.crdate < ").integer(before).sql(" AND COALESCE(t.lease_expires, 0) < ").integer(now)
 }

@@ -10,7 +10,7 @@ use super::AgentRuns;
 use crate::column::{Column, Row};
 use crate::secret::Plaintext;
 use crate::store::Error;
-use crate::store::sql;
+use crate::store::sql::Sql;
 use crate::store::stored::{self, BadRow, RowParts, StoredText};
 
 /// Names one run: the text of its `uuid`, 1 to 36 bytes without control characters, never changed. A UUID is written
@@ -363,19 +363,28 @@ pub(super) struct RunParts {
 
 impl RunParts {
     /// Everything of a run, or everything but its two states, which then come as NULL; and `more` after a comma.
-    pub(super) fn select(with_states: bool, more: &str) -> String {
-        let text = |name: &&str| format!("{} AS {name}", sql::as_bytes(&sql::of_t(name)));
-        let integer = |name: &&str| format!("CAST({} AS INTEGER) AS {name}", sql::of_t(name));
-        let state = |name: &&str| if with_states { text(name) } else { format!("NULL AS {name}") };
+    pub(super) fn select(sql: Sql, with_states: bool, more: &str) -> String {
+        let text = |name: &&str| format!("{} AS {name}", sql.as_bytes(&sql.of_t(name)));
+        let integer = |name: &&str| format!("{} AS {name}", sql.integer(&sql.of_t(name)));
+        let state = |name: &&str| if with_states { text(name) } else { format!("{} AS {name}", sql.null_bytes()) };
+        let uuid = sql.of_t("uuid");
+        let row = match sql {
+            Sql::Sqlite => RowParts::select(&uuid),
+            _ => format!(
+                "CASE WHEN {uuid} IS NULL THEN 'null' ELSE 'text' END AS row_kind, {} AS row_integer, {} AS row_bytes",
+                sql.integer("NULL"),
+                sql.as_bytes(&uuid)
+            ),
+        };
         let mut parts = vec![
-            "t.uid AS uid".to_owned(),
-            RowParts::select(&sql::of_t("uuid")),
-            "CAST(round(t.estimated_cost * 1000000) AS INTEGER) AS cost_micros".to_owned(),
+            format!("{} AS uid", sql.integer("t.uid")),
+            row,
+            format!("{} AS cost_micros", sql.integer("round(t.estimated_cost * 1000000)")),
         ];
         parts.extend(TEXTS.iter().map(text));
         parts.extend(INTEGERS.iter().map(integer));
         parts.extend(["queued_request", "suspended_state"].iter().map(state));
-        format!("SELECT {}{more} FROM {}", parts.join(", "), sql::table("tx_nrllm_agentrun"))
+        format!("SELECT {}{more} FROM {}", parts.join(", "), sql.table("tx_nrllm_agentrun"))
     }
 
     pub(super) fn stale(self) -> StaleRun {

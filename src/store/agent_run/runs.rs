@@ -9,7 +9,7 @@ use super::run::RunParts;
 use super::{Answer, Lease, NewRun, Outcome, Run, RunId, Settled, StaleRun, Status, Waiting, Worker};
 use crate::codec::Codec;
 use crate::column::{Column, Register};
-use crate::store::sql::Query;
+use crate::store::query::Query;
 use crate::store::stored::StoredText;
 use crate::store::{Db, Error};
 
@@ -247,8 +247,9 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn find(&self, id: &RunId) -> Result<Option<Run>, Error> {
-        let query = Query::new(RunParts::select(true, "")).sql(" WHERE t.uuid COLLATE BINARY = ").text(id.as_str());
-        Ok(self.load(query)?.into_iter().next().map(Run::from))
+        let sql = self.db.sql();
+        let query = sql.is_text(Query::new(RunParts::select(sql, true, "")).sql(" WHERE "), "t.uuid", id.as_str());
+        Ok(self.load(&query)?.into_iter().next().map(Run::from))
     }
 
     /// The runs of one status, oldest first, their states still sealed: one bad run hides no other.
@@ -280,24 +281,24 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn stale(&self, now: i64) -> Result<Vec<StaleRun>, Error> {
-        let query = Query::new(RunParts::select(false, ""))
+        let query = Query::new(RunParts::select(self.db.sql(), false, ""))
             .sql(" WHERE ")
-            .append(status_in(&[Status::Running]))
+            .append(status_in(self.db.sql(), &[Status::Running]))
             .sql(" AND ")
             .append(lease_ended(now))
             .sql(" ORDER BY t.uid");
-        Ok(self.load(query)?.into_iter().map(RunParts::stale).collect())
+        Ok(self.load(&query)?.into_iter().map(RunParts::stale).collect())
     }
 
     fn list(&self, statuses: &[Status]) -> Result<Vec<Run>, Error> {
-        let query = Query::new(RunParts::select(true, ""))
+        let query = Query::new(RunParts::select(self.db.sql(), true, ""))
             .sql(" WHERE ")
-            .append(status_in(statuses))
+            .append(status_in(self.db.sql(), statuses))
             .sql(" ORDER BY t.crdate, t.uid");
-        Ok(self.load(query)?.into_iter().map(Run::from).collect())
+        Ok(self.load(&query)?.into_iter().map(Run::from).collect())
     }
 
-    fn load(&self, query: Query<'_>) -> Result<Vec<RunParts>, Error> {
+    fn load(&self, query: &Query<'_>) -> Result<Vec<RunParts>, Error> {
         self.db.read_with(|connection| query.load(connection))
     }
 
@@ -307,9 +308,11 @@ impl AgentRuns {
     }
 
     fn insert(&self, new: &NewRun, id: &RunId, columns: &str, values: Query<'_>, now: i64) -> Result<(), Error> {
+        let sql = self.db.sql();
         let insert = Query::new(format!(
-            "INSERT INTO main.{TABLE} (uuid, pid, configuration_uid, configuration_identifier, be_user, crdate, \
-             tstamp, {columns}) SELECT "
+            "INSERT INTO {} (uuid, pid, configuration_uid, configuration_identifier, be_user, crdate, \
+             tstamp, {columns}) SELECT ",
+            sql.name(TABLE)
         ))
         .text(id.as_str())
         .sql(", ")
@@ -327,9 +330,8 @@ impl AgentRuns {
         .sql(", ")
         .append(values)
         // TYPO3's own table has no unique index on uuid, so the statement itself looks.
-        .sql(&format!(" WHERE NOT EXISTS (SELECT 1 FROM main.{TABLE} AS t WHERE t.uuid COLLATE BINARY = "))
-        .text(id.as_str())
-        .sql(")");
+        .sql(&format!(" WHERE NOT EXISTS (SELECT 1 FROM {} WHERE ", sql.table(TABLE)));
+        let insert = sql.is_text(insert, "t.uuid", id.as_str()).sql(")");
         self.db.write(|connection| match insert.execute(connection)? {
             0 => Err(Error::RunExists(id.to_string())),
             _ => Ok(()),

@@ -8,7 +8,8 @@ use super::run::RunParts;
 use super::runs::{QUEUED_REQUEST, SUSPENDED_STATE};
 use super::{AgentRuns, Run, RunId, Status};
 use crate::provider::KeyId;
-use crate::store::sql::{self, Query};
+use crate::store::query::Query;
+use crate::store::sql::Sql;
 use crate::store::{Db, Error};
 
 /// Which runs are listed.
@@ -69,19 +70,23 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::NoTable`].
     pub fn summaries(db: &Db, listing: &Listing) -> Result<Vec<Summary>, Error> {
-        let mut query = Query::new(select()).sql(" WHERE 1 = 1");
+        let mut query = Query::new(select(db.sql())).sql(" WHERE 1 = 1");
         if !listing.statuses.is_empty() {
-            query = query.sql(" AND ").append(status_in(&listing.statuses));
+            query = query.sql(" AND ").append(status_in(db.sql(), &listing.statuses));
         }
         if let Some(now) = listing.stale_before {
-            query = query.sql(" AND ").append(status_in(&[Status::Running])).sql(" AND ").append(lease_ended(now));
+            query = query
+                .sql(" AND ")
+                .append(status_in(db.sql(), &[Status::Running]))
+                .sql(" AND ")
+                .append(lease_ended(now));
         }
         if let Some((crdate, uid)) = listing.after {
-            query = query.sql(" AND (COALESCE(CAST(t.crdate AS INTEGER), 0), t.uid) > (").integer(crdate);
+            query = query.sql(&format!(" AND ({}, t.uid) > (", crdate_of(db.sql()))).integer(crdate);
             query = query.sql(", ").integer(uid).sql(")");
         }
-        let query = query.sql(" ORDER BY COALESCE(CAST(t.crdate AS INTEGER), 0), t.uid LIMIT ");
-        load(db, query.integer(listing.limit.into()))
+        let query = query.sql(&format!(" ORDER BY {}, t.uid LIMIT ", crdate_of(db.sql())));
+        load(db, &query.integer(listing.limit.into()))
     }
 
     /// One run without its states; none if there is no such run. Asks no key.
@@ -89,22 +94,26 @@ impl AgentRuns {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::NoTable`].
     pub fn summary(db: &Db, id: &RunId) -> Result<Option<Summary>, Error> {
-        let query = Query::new(select()).sql(" WHERE t.uuid COLLATE BINARY = ").text(id.as_str());
-        Ok(load(db, query)?.into_iter().next())
+        let query = db.sql().is_text(Query::new(select(db.sql())).sql(" WHERE "), "t.uuid", id.as_str());
+        Ok(load(db, &query)?.into_iter().next())
     }
 }
 
-fn load(db: &Db, query: Query<'_>) -> Result<Vec<Summary>, Error> {
+fn load(db: &Db, query: &Query<'_>) -> Result<Vec<Summary>, Error> {
     let rows: Vec<SummaryParts> = db.read_with(|connection| query.load(connection))?;
     Ok(rows.into_iter().map(Summary::from).collect())
 }
 
-fn select() -> String {
+fn crdate_of(sql: Sql) -> String {
+    format!("COALESCE({}, 0)", sql.integer("t.crdate"))
+}
+
+fn select(sql: Sql) -> String {
     let fact = |column: &str, name: &str| {
-        let value = sql::of_t(column);
-        format!(", {} AS {name}_kind, length({}) AS {name}_bytes", sql::kind_of(&value), sql::as_bytes(&value))
+        let value = sql.of_t(column);
+        format!(", {} AS {name}_kind, {} AS {name}_bytes", sql.kind_of(&value), sql.length(&value))
     };
-    RunParts::select(false, &(fact(QUEUED_REQUEST, "request") + &fact(SUSPENDED_STATE, "state")))
+    RunParts::select(sql, false, &(fact(QUEUED_REQUEST, "request") + &fact(SUSPENDED_STATE, "state")))
 }
 
 #[derive(QueryableByName)]

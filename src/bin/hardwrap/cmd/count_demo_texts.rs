@@ -34,9 +34,11 @@ impl CountDemoTexts {
     }
 
     /// Asks another process of this program about the files of a database as they lie on disk, write-ahead log included.
-    pub(super) fn ask(database: &DatabaseUrl) -> Result<usize, Failure> {
+    /// None where a server keeps them.
+    pub(super) fn ask(database: &DatabaseUrl) -> Result<Option<usize>, Failure> {
+        let Some(path) = database.path() else { return Ok(None) };
         let files = ["", "-wal", "-shm", "-journal"].map(|suffix| {
-            let mut name = OsString::from(database.path());
+            let mut name = OsString::from(path);
             name.push(suffix);
             name
         });
@@ -48,7 +50,7 @@ impl CountDemoTexts {
             .output()?;
         let said = String::from_utf8_lossy(&asked.stdout);
         match said.trim_end().parse() {
-            Ok(found) if asked.status.success() => Ok(found),
+            Ok(found) if asked.status.success() => Ok(Some(found)),
             _ => Err(Failure::failed(format!("the database files were not searched ({})", asked.status))),
         }
     }

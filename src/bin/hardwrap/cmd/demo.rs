@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::text;
 
-/// Watch agent runs being sealed: inserts three in clear, seals them, searches the raw database files, opens them again
+/// Watch agent runs being sealed: inserts three in clear, seals them, searches the raw database files (SQLite), opens them again
 ///
 /// Works in the configured database, which needs the preset nr-llm and an environment that is not production. Its three
 /// runs stay there, sealed; run again, they are replaced. Tries every way to get the key out of the token, too.
@@ -61,7 +61,7 @@ impl Run<'_> {
             line(out, value, &value.clear)?;
         }
         let before = CountDemoTexts::ask(db.url())?;
-        writeln!(out, "   in the raw database files: {before} prompts and arguments can be read")?;
+        searched(out, before)?;
 
         for value in &values {
             match db.seal_cleartext(self.keeper.codec(), value.column, &value.key)? {
@@ -75,8 +75,8 @@ impl Run<'_> {
             line(out, value, self.stored(value)?.as_bytes())?;
         }
         let after = CountDemoTexts::ask(db.url())?;
-        writeln!(out, "   in the raw database files: {after} prompts and arguments can be read")?;
-        if before == 0 || after > 0 {
+        searched(out, after)?;
+        if before == Some(0) || after > Some(0) {
             return Err(Failure::failed("a prompt can be read in the raw database files"));
         }
 
@@ -154,6 +154,16 @@ impl Run<'_> {
     fn row(&self, value: &Value<'_>) -> Result<Stored, Failure> {
         let row = self.keeper.db().read_key(value.column, &value.key)?;
         row.ok_or_else(|| Failure::failed("a row is gone"))
+    }
+}
+
+fn searched(out: &mut dyn Write, found: Option<usize>) -> io::Result<()> {
+    match found {
+        Some(found) => writeln!(out, "   in the raw database files: {found} prompts and arguments can be read"),
+        None => writeln!(
+            out,
+            "   the raw files are the server's, and were not searched: its logs keep old content for a while"
+        ),
     }
 }
 

@@ -2,6 +2,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use hardwrap::keeper::{Diagnosis, Outcome, Severity};
+use hardwrap::store::{ServerSettings, Settings, SqliteSettings};
 
 use crate::app::App;
 use crate::failure::Failure;
@@ -84,10 +85,17 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
     }
     if let Some(database) = &diagnosis.database {
         writeln!(out, "database  {}", plain(&database.url))?;
-        if let Some(settings) = &database.settings {
-            let (sqlite, journal, free, pages) =
-                (&settings.sqlite, &settings.journal_mode, settings.free_pages, settings.pages);
-            writeln!(out, "          SQLite {sqlite}, journal {journal}, {free} of {pages} pages free")?;
+        match &database.settings {
+            Some(Settings::Sqlite(SqliteSettings { sqlite, journal_mode, free_pages, pages, .. })) => {
+                writeln!(out, "          SQLite {sqlite}, journal {journal_mode}, {free_pages} of {pages} pages free")?;
+            }
+            Some(Settings::Server(ServerSettings { server, account, tls, writable, nodes })) => {
+                let tls = if tls.is_empty() { "no TLS" } else { tls };
+                let nodes = if *nodes > 0 { format!(", {nodes} nodes") } else { String::new() };
+                let writable = if writable == "yes" { "" } else { ", cannot be written" };
+                writeln!(out, "          {}, as {}, {}{nodes}{writable}", plain(server), plain(account), plain(tls))?;
+            }
+            None => {}
         }
         for column in &database.columns {
             let name = plain(&column.column);

@@ -3,7 +3,7 @@ use std::io::Write;
 use clap::Args;
 use hardwrap::hsm::{Choice, Made};
 use hardwrap::keeper::Keeper;
-use hardwrap::store;
+use hardwrap::store::{self, BadUrl};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -27,15 +27,22 @@ pub(crate) struct Init {
     /// aes-gcm-token-iv)
     #[arg(long, value_name = "M", default_value = "auto")]
     mechanism: Choice,
-    /// Print the SQL that makes the tables, and do nothing
-    #[arg(long)]
-    print_sql: bool,
+    /// Print the SQL that makes the tables, and do nothing: for the configured database, or for sqlite, postgres or mysql
+    #[arg(long, value_name = "DATABASE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    print_sql: Option<String>,
 }
 
 impl Init {
     pub(crate) fn run(self, app: &App, out: &mut dyn Write) -> Result<u8, Failure> {
-        if self.print_sql {
-            write!(out, "{}", store::schema_sql())?;
+        if let Some(scheme) = &self.print_sql {
+            let url = match scheme.as_str() {
+                "" if app.is_configured() => app.config()?.database,
+                "" => "sqlite://app.db".parse().map_err(|bad: BadUrl| Failure::usage(bad.to_string()))?,
+                scheme => {
+                    format!("{scheme}://app/app").parse().map_err(|bad: BadUrl| Failure::usage(bad.to_string()))?
+                }
+            };
+            write!(out, "{}", store::schema_sql(&url))?;
             return Ok(0);
         }
         let config = app.config()?;
