@@ -100,21 +100,21 @@ fn a_database_goes_with_its_guard_although_somebody_is_in_it() {
             _ => "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 't________________'",
         };
         assert_eq!(server.number(count), 2);
+        let name = one.name();
         let sleep = match backend {
-            Backend::Postgres => "BEGIN; INSERT INTO t VALUES (9); SELECT pg_sleep(300)",
-            _ => "BEGIN; INSERT INTO t VALUES (9); SELECT SLEEP(300)",
+            Backend::Postgres => format!("\\c {name}\nBEGIN; INSERT INTO t VALUES (9); SELECT pg_sleep(300)"),
+            _ => format!("USE {name};\nBEGIN; INSERT INTO t VALUES (9); SELECT SLEEP(300)"),
         };
         let busy = match backend {
             Backend::Postgres => "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'",
             _ => "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP%'",
         };
         std::thread::scope(|threads| {
-            let sleeper = threads.spawn(|| one.try_sql(sleep));
+            let sleeper = threads.spawn(|| server.try_sql(&sleep));
             while server.number(busy) == 0 {
                 std::thread::yield_now();
             }
-            // A second guard of the same database: the first is lent to the sleeper.
-            drop(one.again());
+            drop(one);
             assert!(!sleeper.join().unwrap().status.success());
         });
         assert_eq!(server.number(count), 1);

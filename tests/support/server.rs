@@ -1,7 +1,12 @@
 //! Databases for tests: a fresh one on the server that `ci/with-server` started (or an SQLite file), servers of a
 //! test's own, and a Galera cluster. What a test does behind our back goes by the database's own client.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::missing_panics_doc, reason = "for tests; not every test uses every part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "for tests; not every test uses every part"
+)]
 
 use std::env;
 use std::fs;
@@ -202,8 +207,10 @@ impl Drop for Database {
             return;
         }
         // MariaDB waits for whoever is in a transaction there: a day, if it is not told.
-        let kills =
-            run(client(), &format!("SELECT CONCAT('KILL ', id, ';') FROM information_schema.processlist WHERE db = '{name}'"));
+        let kills = run(
+            client(),
+            &format!("SELECT CONCAT('KILL ', id, ';') FROM information_schema.processlist WHERE db = '{name}'"),
+        );
         for kill in String::from_utf8_lossy(&kills.stdout).lines() {
             run(client(), kill);
         }
