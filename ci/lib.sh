@@ -10,9 +10,9 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 # What building and testing takes beside cargo: a token, and a C compiler and linker for the bundled SQLite.
 # shellcheck disable=SC2034 # for the scripts that source this
 PACKAGES=(softhsm2 gcc libc6-dev)
-# And what the tests take: a client that is not ours, a second kind of token (NSS), a terminal to type on.
+# And what the tests take: clients that are not ours, a second kind of token (NSS), a terminal to type on, servers.
 # shellcheck disable=SC2034
-TEST_PACKAGES=(sqlite3 libnss3 libnss3-tools bsdutils shellcheck)
+TEST_PACKAGES=(sqlite3 libnss3 libnss3-tools bsdutils shellcheck postgresql mariadb-server galera-4 rsync)
 
 # need_packages PKG…: installs the Debian packages that are missing; exits 2 with the line to run if it may not.
 need_packages() {
