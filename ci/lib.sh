@@ -7,9 +7,9 @@
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit 1
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 
-# What building and testing takes beside cargo: a token, and a C compiler and linker for the bundled SQLite.
+# What building takes beside cargo: a token, a C compiler and linker for the bundled SQLite, the servers' client libraries.
 # shellcheck disable=SC2034 # for the scripts that source this
-PACKAGES=(softhsm2 gcc libc6-dev)
+PACKAGES=(softhsm2 gcc libc6-dev libpq-dev libmariadb-dev)
 # And what the tests take: clients that are not ours, a second kind of token (NSS), a terminal to type on, servers.
 # shellcheck disable=SC2034
 TEST_PACKAGES=(sqlite3 libnss3 libnss3-tools bsdutils shellcheck postgresql mariadb-server galera-4 rsync)

@@ -21,6 +21,9 @@ pub mod environments {}
 #[doc = include_str!("docs/rotation.md")]
 pub mod rotation {}
 
+#[doc = include_str!("docs/servers.md")]
+pub mod servers {}
+
 #[doc = include_str!("docs/upgrade.md")]
 pub mod upgrade {}
 

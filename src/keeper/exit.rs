@@ -79,9 +79,24 @@ fn of_store(error: &store::Error) -> u8 {
         {
             2
         }
-        store::Error::Unavailable(_) | store::Error::WalInUse | store::Error::Leased(..) => 4,
+        store::Error::Unavailable(_)
+        | store::Error::WalInUse
+        | store::Error::Leased(..)
+        | store::Error::Conflict(_)
+        | store::Error::FenceBlocked(_)
+        | store::Error::Prepared(_) => 4,
         store::Error::Codec(error) => of_value(error),
         store::Error::NoDatabase(_)
+        | store::Error::NoServerDatabase(_)
+        | store::Error::Login(_)
+        | store::Error::Denied(_)
+        | store::Error::Hidden(..)
+        | store::Error::MayNotFence(_)
+        | store::Error::Replica
+        | store::Error::NotTransactional(_)
+        | store::Error::WriteSet { .. }
+        | store::Error::NotForText { .. }
+        | store::Error::NotAKey { .. }
         | store::Error::NoPlace(_)
         | store::Error::ReadOnly
         | store::Error::RegisteredTwice { .. }

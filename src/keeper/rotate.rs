@@ -48,6 +48,8 @@ pub struct Rotated {
     pub open: Vec<LedgerEntry>,
     /// Whether it is proven that no value names an old key.
     pub proven: bool,
+    /// Whether it is so without the database's fence, because this account may make no trigger.
+    pub weaker: bool,
     /// Whether there was nothing to do, and nothing was written.
     pub nothing: bool,
     /// Listeners that failed, and why: they will hear the event again.
@@ -404,6 +406,7 @@ impl<'a> Rotation<'a> {
             from: begun.old.clone(),
             moved: begun.moved,
             proven: open.is_empty(),
+            weaker: begun.weaker,
             open,
             ..Rotated::default()
         };
@@ -425,7 +428,7 @@ impl<'a> Rotation<'a> {
             while self.pass(&walk, begun, lease)?.changed > 0 {}
             match self.raise_fences(begun) {
                 Err(Error::Store(store::Error::MayNotFence(table))) => self.wait_instead(&table, begun, lease)?,
-                outcome => outcome?,
+                outcome => outcome.and_then(|()| Ok(db.note_weaker(begun.target, None)?))?,
             }
             self.to_proof(&walk, begun, lease)
         };
@@ -655,6 +658,7 @@ impl<'a> Rotation<'a> {
             to: target,
             moved: rotation.map_or(0, |one| one.moved.unsigned_abs()),
             mode: self.mode().to_owned(),
+            weaker: begun.weaker,
             at: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         };
         let text = serde_json::to_string(&event).map_err(|error| crate::store::Error::Refused(Box::new(error)))?;
@@ -735,6 +739,12 @@ pub(super) fn knows_proof(rotations: &[RotationFact], report: &Report, kid: KeyI
     let sealing = report.current().map(|current| current.fact.kid);
     let away = |target: KeyId| target > kid || Some(target) == sealing;
     rotations.iter().any(|one| one.proven.is_some() && one.target.parse().is_ok_and(away))
+}
+
+/// Whether the last proof that nothing names `kid` goes without the database's fence, because no trigger could be made.
+pub(super) fn without_fence(rotations: &[RotationFact], kid: KeyId) -> bool {
+    let away = |one: &&RotationFact| one.proven.is_some() && one.target.parse().is_ok_and(|target: KeyId| target > kid);
+    rotations.iter().filter(away).max_by_key(|one| &one.target).is_some_and(|one| one.weaker.is_some())
 }
 
 fn retired(report: &Report, kids: &[KeyId]) -> Vec<KeyId> {
@@ -855,9 +865,12 @@ impl Keeper {
         if self.listeners.is_empty() {
             return Ok(unheard);
         }
-        for (id, text) in self.db().outbox()? {
-            let event: MasterKeyRotated =
-                serde_json::from_str(&text).map_err(|error| crate::store::Error::Refused(Box::new(error)))?;
+        let parsed = |(id, text): (String, String)| Ok((id, serde_json::from_str::<MasterKeyRotated>(&text)?));
+        let events: Result<Vec<_>, serde_json::Error> = self.db().outbox()?.into_iter().map(parsed).collect();
+        let mut events = events.map_err(|error| crate::store::Error::Refused(Box::new(error)))?;
+        // In the order of the keys, which is that of the rotations, whatever the clocks said.
+        events.sort_by(|(_, one), (_, other)| one.to.cmp(&other.to));
+        for (id, event) in events {
             let failed: Vec<String> = self
                 .listeners
                 .iter()

@@ -26,6 +26,9 @@ pub struct MasterKeyRotated {
     pub moved: u64,
     /// `online` or `atomic`.
     pub mode: String,
+    /// Whether it was proven without the database's fence, because the account may make no trigger.
+    #[serde(default)]
+    pub weaker: bool,
     /// When it was proven, RFC 3339 in UTC.
     pub at: String,
 }

@@ -272,13 +272,13 @@ impl Db {
 
 impl Drop for Db {
     fn drop(&mut self) {
-        if self.process != process::id() {
+        let forked = self.process != process::id();
+        if forked {
             // Closing it here would take the parent's log and locks away, or end its connection to the server.
             mem::forget(self.connection.take());
-            return;
         }
         #[cfg(feature = "sqlite")]
-        if let Place::Sqlite(path) = self.url.place() {
+        if let (Place::Sqlite(path), false) = (self.url.place(), forked) {
             let path = super::sqlite::absolute(path).unwrap_or_default();
             let mut opened = super::sqlite::opened();
             if let Some(at) = opened.iter().position(|(process, of)| *process == self.process && *of == path) {

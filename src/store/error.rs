@@ -19,6 +19,14 @@ pub enum Error {
     #[error("no database {0}: run `hardwrap init`")]
     NoDatabase(PathBuf),
 
+    /// The server has no database of this name.
+    #[error("the server has no such database: have it created, or correct database.url")]
+    NoServerDatabase(#[source] Box<dyn StdError + Send + Sync>),
+
+    /// The server knows no such account, or its password is another.
+    #[error("the server refused the login")]
+    Login(#[source] Box<dyn StdError + Send + Sync>),
+
     /// A database cannot be made there: its directory is missing.
     #[error("cannot make database {0}: no such directory")]
     NoPlace(PathBuf),
@@ -213,7 +221,7 @@ pub enum Error {
     Conflict(#[source] Box<dyn StdError + Send + Sync>),
 
     /// This account may not do it.
-    #[error("the database account may not do this: grant it what README.md lists for the command")]
+    #[error("the database account may not do this: grant it what the page `servers` lists for the command")]
     Denied(#[source] Box<dyn StdError + Send + Sync>),
 
     /// Rows or tables may stand there that this account cannot see, so nothing can be proven.
@@ -235,12 +243,6 @@ pub enum Error {
         "{0} prepared XA transactions may still store values under an old key: commit or roll them back (XA RECOVER), then run `hardwrap rotate --resume`"
     )]
     Prepared(usize),
-
-    /// Transactions are open that may still store values under an old key, and no fence stops them.
-    #[error(
-        "{0} transactions are open since before the key was fenced and may still store values under it: end them, then run `hardwrap rotate --resume`"
-    )]
-    StillOpen(i64),
 
     /// A read replica proves nothing: it may be behind, and cannot be written.
     #[error("the database is a read replica or read-only: nothing is proven there; use the primary")]
@@ -370,6 +372,17 @@ pub fn fenced(error: &Diesel) -> Option<KeyId> {
 
 impl From<diesel::ConnectionError> for Error {
     fn from(error: diesel::ConnectionError) -> Self {
+        let text = error.to_string();
+        let says = |texts: &[&str]| texts.iter().any(|one| text.contains(one));
+        // MariaDB refuses a database that the account may not use as it refuses a login.
+        if says(&["authentication failed", "no password supplied", "no pg_hba.conf entry", "Access denied"])
+            || text.contains("role \"") && text.contains("does not exist")
+        {
+            return Self::Login(Box::new(error));
+        }
+        if says(&["Unknown database"]) || text.contains("database \"") && text.contains("does not exist") {
+            return Self::NoServerDatabase(Box::new(error));
+        }
         Self::Unavailable(Box::new(error))
     }
 }

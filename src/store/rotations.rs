@@ -68,19 +68,20 @@ impl Db {
     /// [`Error::NoTable`] before [`Db::upgrade`], [`Error::Unavailable`].
     pub fn rotations(&self) -> Result<Vec<RotationFact>, Error> {
         self.read_with(|connection| {
-            Query::new("SELECT target, mode, started, moved, proven FROM hardwrap_rotation ORDER BY started, target")
-                .load(connection)
+            Query::new(
+                "SELECT target, mode, started, moved, proven, weaker FROM hardwrap_rotation ORDER BY started, target",
+            )
+            .load(connection)
         })
     }
 
-    /// The events that no listener has heard yet, oldest first: id and JSON.
+    /// The events that no listener has heard yet: id and JSON.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn outbox(&self) -> Result<Vec<(String, String)>, Error> {
         let rows: Vec<Event> = self.read_with(|connection| {
-            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL ORDER BY made, id")
-                .load(connection)
+            Query::new("SELECT id, event FROM hardwrap_outbox WHERE delivered IS NULL").load(connection)
         })?;
         Ok(rows.into_iter().map(|row| (row.id, row.event)).collect())
     }
@@ -152,6 +153,9 @@ pub struct RotationFact {
     /// When nothing was left under any other key, if that was proven.
     #[diesel(sql_type = Nullable<Text>)]
     pub proven: Option<String>,
+    /// What stood in for the database's fence where this account could make no trigger: `waited`.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub weaker: Option<String>,
 }
 
 /// The last search of the whole database.

@@ -4,7 +4,7 @@ use super::configuration::chain;
 use super::{Examination, Finding, FindingId};
 use crate::column::Register;
 use crate::hsm::{Report, State};
-use crate::keeper::rotate::knows_proof;
+use crate::keeper::rotate::{knows_proof, without_fence};
 use crate::store::{self, Db, Spot};
 
 /// Looks at what this database says of rotations; what they left unfinished is known only where the token answered.
@@ -67,7 +67,11 @@ fn keys(db: &Db, identity: &str, register: &Register, token: &Report) -> Result<
             let missing = db.missing_fences(kid, &spots)?;
             if !missing.is_empty() {
                 let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-                say(FindingId::FenceMissing, format!("no fence against it stands on {}", missing.join(", ")));
+                let weaker = match without_fence(&rotations, kid) {
+                    true => " (this account may make no trigger: its proof waited instead, which is weaker)",
+                    false => "",
+                };
+                say(FindingId::FenceMissing, format!("no fence against it stands on {}{weaker}", missing.join(", ")));
             }
         }
     }

@@ -294,6 +294,7 @@ struct Done {
     retired: Vec<String>,
     moved: u64,
     proven: bool,
+    weaker: bool,
     nothing: bool,
     open: Vec<Open>,
     unheard: Vec<String>,
@@ -315,6 +316,7 @@ impl Done {
             retired: done.retired.iter().map(ToString::to_string).collect(),
             moved: done.moved,
             proven: done.proven,
+            weaker: done.weaker,
             nothing: done.nothing,
             open: done
                 .open
@@ -357,6 +359,13 @@ impl Done {
                  hardwrap ledger accept"
             )?;
         } else if self.proven {
+            if self.weaker {
+                writeln!(
+                    out,
+                    "WEAKER: this account may make no trigger, so nothing but the time that was waited keeps values under an \
+                     old key away; grant it and run hardwrap rotate --resume"
+                )?;
+            }
             for kid in &self.from {
                 let next = if self.retired.contains(kid) { "destroy" } else { "retire" };
                 writeln!(out, "proven: no value names key {kid}; hardwrap key {next} {kid} is the next step")?;

@@ -77,6 +77,7 @@ impl Status {
                     started: one.started.clone(),
                     moved: one.moved,
                     proven: one.proven.clone(),
+                    weaker: one.weaker.is_some(),
                 })
                 .collect(),
             old_keys: found
@@ -139,6 +140,7 @@ struct Rotation {
     started: String,
     moved: i64,
     proven: Option<String>,
+    weaker: bool,
 }
 
 /// A key that values are to leave, or have left.
@@ -387,8 +389,12 @@ impl Shown {
             let proven = one.proven.as_ref().map_or("NOT PROVEN".to_owned(), |at| format!("proven {at}"));
             writeln!(
                 out,
-                "rotation     to {} ({}), begun {}, {} moved, {proven}",
-                one.target, one.mode, one.started, one.moved
+                "rotation     to {} ({}), begun {}, {} moved, {proven}{}",
+                one.target,
+                one.mode,
+                one.started,
+                one.moved,
+                if one.weaker { ", WEAKER: without the database's fence" } else { "" }
             )?;
         }
         for one in &self.old_keys {
